@@ -1,0 +1,129 @@
+//! Every way in which input can be refused. One variant, one counter.
+
+/// Why a datagram, a message or a part of them was not used. `Copy` and without text, for the hot path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum DropReason {
+    /// The datagram is shorter than its transport header.
+    HeaderTruncated,
+    /// A version or protocol number that this feed doesn't have.
+    ProtocolMismatch,
+    /// A length in the transport header disagrees with the datagram.
+    LengthMismatch,
+    /// A message's length runs past the end of its datagram.
+    MessageTruncated,
+    /// The message's type is not of this feed.
+    MessageTypeUnknown,
+    /// The message's length is not that of its type.
+    MessageLength,
+    /// A field holds a value that its type doesn't allow.
+    FieldInvalid,
+    /// Bytes after the last message that no header announced.
+    TrailingBytes,
+    /// The packet belongs to a session that has ended.
+    SessionStale,
+    /// Sequence number 0, or one whose range would wrap.
+    SequenceInvalid,
+    /// A sequence number so far ahead that only confirmation by further packets would make it credible.
+    SequenceJump,
+    /// Delivered before, by this or another line.
+    Duplicate,
+    /// Arrived after its gap had been declared.
+    LateAfterGap,
+    /// The reorder window was full.
+    WindowFull,
+    /// From a source address that the line doesn't expect.
+    SourceUnexpected,
+    /// The kernel cut the datagram: larger than the receive buffer.
+    DatagramTruncated,
+    /// No room for a further instrument.
+    InstrumentTableFull,
+}
+
+impl DropReason {
+    /// All of them, in the order of their counters.
+    pub const ALL: [Self; 17] = [
+        Self::HeaderTruncated,
+        Self::ProtocolMismatch,
+        Self::LengthMismatch,
+        Self::MessageTruncated,
+        Self::MessageTypeUnknown,
+        Self::MessageLength,
+        Self::FieldInvalid,
+        Self::TrailingBytes,
+        Self::SessionStale,
+        Self::SequenceInvalid,
+        Self::SequenceJump,
+        Self::Duplicate,
+        Self::LateAfterGap,
+        Self::WindowFull,
+        Self::SourceUnexpected,
+        Self::DatagramTruncated,
+        Self::InstrumentTableFull,
+    ];
+
+    /// Name of the counter.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::HeaderTruncated => "header_truncated",
+            Self::ProtocolMismatch => "protocol_mismatch",
+            Self::LengthMismatch => "length_mismatch",
+            Self::MessageTruncated => "message_truncated",
+            Self::MessageTypeUnknown => "message_type_unknown",
+            Self::MessageLength => "message_length",
+            Self::FieldInvalid => "field_invalid",
+            Self::TrailingBytes => "trailing_bytes",
+            Self::SessionStale => "session_stale",
+            Self::SequenceInvalid => "sequence_invalid",
+            Self::SequenceJump => "sequence_jump",
+            Self::Duplicate => "duplicate",
+            Self::LateAfterGap => "late_after_gap",
+            Self::WindowFull => "window_full",
+            Self::SourceUnexpected => "source_unexpected",
+            Self::DatagramTruncated => "datagram_truncated",
+            Self::InstrumentTableFull => "instrument_table_full",
+        }
+    }
+
+    /// Whether the reason is an everyday event of redundant lines and no sign of damage.
+    #[must_use]
+    pub fn is_expected(self) -> bool {
+        matches!(self, Self::Duplicate)
+    }
+}
+
+/// One counter for each [`DropReason`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DropCounts([u64; DropReason::ALL.len()]);
+
+impl DropCounts {
+    /// Counts one.
+    pub fn count(&mut self, reason: DropReason) {
+        self.count_many(reason, 1);
+    }
+
+    /// Counts several.
+    pub fn count_many(&mut self, reason: DropReason, count: u64) {
+        if let Some(slot) = self.0.get_mut(reason as usize) {
+            *slot = slot.saturating_add(count);
+        }
+    }
+
+    /// How often that reason applied.
+    #[must_use]
+    pub fn get(&self, reason: DropReason) -> u64 {
+        self.0.get(reason as usize).copied().unwrap_or(0)
+    }
+
+    /// Reasons that applied, with their counts.
+    pub fn iter(&self) -> impl Iterator<Item = (DropReason, u64)> + '_ {
+        DropReason::ALL.into_iter().map(|reason| (reason, self.get(reason))).filter(|(_, count)| *count > 0)
+    }
+
+    /// All that is no everyday event of redundant lines.
+    #[must_use]
+    pub fn unexpected(&self) -> u64 {
+        self.iter().filter(|(reason, _)| !reason.is_expected()).map(|(_, count)| count).sum()
+    }
+}

@@ -1,0 +1,146 @@
+//! Frame: all that one input message produced, under that message's name.
+//!
+//! ```text
+//!  0        8         16             20        22        24    25     26    28        32
+//!  | sequence | ts_recv | ts_in_delta_ns | body_bytes | record_count | kind | flags | part | reserved | body … |
+//! ```
+//! Little-endian, 32 bytes, then `body_bytes` of body, a multiple of 8. For a message, the body is its DBN records
+//! back to back; inside them `ts_recv` and `ts_in_delta` are 0 (they are local, so they stand here).
+
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{I32, U16, U32, U64},
+};
+
+use crate::identity::Sequence;
+
+/// Header of one frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct FrameHeader {
+    /// Input sequence of the message; for a gap, its first missing sequence; for a snapshot, the sequence it is good for.
+    pub sequence: U64,
+    /// Receive time of the datagram that brought the message, ns since 1970 UTC; local to the gateway.
+    pub ts_recv: U64,
+    /// `ts_recv` less the venue's sending time, ns, clamped; local to the gateway.
+    pub ts_in_delta_ns: I32,
+    /// Bytes of the body that follows.
+    pub body_bytes: U16,
+    /// Records in the body.
+    pub record_count: U16,
+    /// A [`FrameKind`].
+    pub kind: u8,
+    /// [`FrameFlags`].
+    pub flags: u8,
+    /// Number of this part, from 0, of a message that had to be cut.
+    pub part: U16,
+    /// Zero.
+    pub reserved: U32,
+}
+
+/// Bytes of a frame's header.
+pub const FRAME_HEADER_BYTES: usize = size_of::<FrameHeader>();
+const _: () = assert!(FRAME_HEADER_BYTES == 32);
+
+/// What a frame's body is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum FrameKind {
+    /// Records of one input message. A function of the channel's input.
+    Message = 0,
+    /// [`GapBody`]: input sequences that were declared missing. Named by its range.
+    Gap = 1,
+    /// Records that rebuild a book; named by the sequence it is good for.
+    Snapshot = 2,
+    /// [`StateBody`]: the channel changed its state.
+    State = 3,
+}
+
+impl FrameKind {
+    /// From its number on the wire.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        [Self::Message, Self::Gap, Self::Snapshot, Self::State].into_iter().find(|kind| *kind as u8 == number)
+    }
+}
+
+/// Flags of a frame, a bit set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct FrameFlags(pub u8);
+
+impl FrameFlags {
+    /// First part of its message (an uncut message has both this and [`Self::LAST_PART`]).
+    pub const FIRST_PART: Self = Self(1);
+    /// Last part of its message.
+    pub const LAST_PART: Self = Self(1 << 1);
+    /// The book behind these records is in doubt: a gap or a fault has not been repaired.
+    pub const SUSPECT: Self = Self(1 << 2);
+    /// Content of a range that had been declared a gap; in-order receivers drop it.
+    pub const LATE_FILL: Self = Self(1 << 3);
+
+    /// Both sets together.
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether all of `other` is in here.
+    #[must_use]
+    pub fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// Body of a [`FrameKind::Gap`]: `[first, next)` will not come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct GapBody {
+    /// First missing sequence.
+    pub first: U64,
+    /// First sequence after the gap.
+    pub next: U64,
+}
+
+/// Body of a [`FrameKind::State`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct StateBody {
+    /// A [`ChannelState`](crate::channel::ChannelState).
+    pub state: u8,
+    /// Zero.
+    pub reserved: [u8; 7],
+}
+
+/// What a channel says about one frame before its body; the sink turns it into a [`FrameHeader`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameMeta {
+    /// Name: see [`FrameHeader::sequence`].
+    pub sequence: Sequence,
+    /// First input sequence after what this frame settles. `sequence` itself for frames that settle nothing.
+    pub next: Sequence,
+    /// What the body is.
+    pub kind: FrameKind,
+    /// `SUSPECT` and `LATE_FILL` as they apply; part flags are the sink's business.
+    pub flags: FrameFlags,
+    /// Receive time of the datagram that brought the message, ns since 1970 UTC.
+    pub ts_recv: u64,
+    /// `ts_recv` less the venue's sending time, ns, clamped.
+    pub ts_in_delta_ns: i32,
+}
+
+/// Where a channel writes what it produced: the publication log in the gateway, a file in offline replay, memory in
+/// tests. Calls come in the order of the stream.
+pub trait FrameSink {
+    /// One frame. `body` is `meta.kind`'s body; for records, `record_count` whole DBN records of 8-byte multiples.
+    fn frame(&mut self, meta: &FrameMeta, record_count: u16, body: &[u8]);
+
+    /// Input messages up to (not including) `next` were handled; those without a frame produced nothing.
+    fn settled(&mut self, next: Sequence);
+
+    /// The venue began a new numbering: what follows belongs to `session` and starts at `next`. Whatever the old one
+    /// still had was handed over before.
+    fn session(&mut self, session: crate::identity::Session, next: Sequence);
+
+    /// The venue ended the current session.
+    fn end_of_session(&mut self);
+}

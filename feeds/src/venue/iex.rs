@@ -1,0 +1,4 @@
+//! IEX.
+
+pub mod deep;
+pub mod tops;

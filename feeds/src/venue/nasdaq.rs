@@ -1,0 +1,3 @@
+//! Nasdaq and its sister markets BX and PSX.
+
+pub mod itch50;

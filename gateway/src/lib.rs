@@ -1,0 +1,18 @@
+//! Market-data gateway: exchange feeds in, one gap-free normalised stream out.
+//!
+//! Read [`pipeline`] first: the straight line from socket to multicast, in one function.
+
+pub mod capture_file;
+pub mod cli;
+pub mod config;
+pub mod engine;
+pub mod fence;
+pub mod net;
+pub mod observe;
+pub mod pipeline;
+pub mod publish;
+pub mod replay;
+pub mod retransmit;
+pub mod standin;
+pub mod state_file;
+pub mod sys;
