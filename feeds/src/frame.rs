@@ -5,7 +5,7 @@
 //!  | sequence | ts_recv | ts_in_delta_ns | body_bytes | record_count | kind | flags | part | reserved | body … |
 //! ```
 //! Little-endian, 32 bytes, then `body_bytes` of body, a multiple of 8. For a message, the body is its DBN records
-//! back to back; inside them `ts_recv` and `ts_in_delta` are 0 (they are local, so they stand here).
+//! back to back; inside them `ts_recv` is undefined and `ts_in_delta` 0 (they are local, so they stand here).
 
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
