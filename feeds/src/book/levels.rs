@@ -1,1 +1,120 @@
-//! (to come)
+//! Books of a feed that tells price levels.
+
+use super::{BookFault, BookFaultCounts, BookLimits, BookView, Change, InstrumentIndex, Side, ladder::Ladders};
+
+/// All books of a channel by price level. `Err` means that nothing was applied; it is counted, and the book is
+/// suspect from then on.
+#[derive(Debug)]
+pub struct LevelBooks {
+    ladders: Ladders,
+    faults: BookFaultCounts,
+}
+
+impl LevelBooks {
+    /// With all memory allocated and touched.
+    #[must_use]
+    pub fn new(limits: BookLimits) -> Self {
+        Self { ladders: Ladders::new(&limits), faults: BookFaultCounts::default() }
+    }
+
+    /// Forgets all levels and marks, for a new session. Fault counts stay.
+    pub fn clear(&mut self) {
+        self.ladders.clear();
+    }
+
+    /// The level now has that size; 0 removes it. Crossing is not looked at: a feed whose books are only whole at the
+    /// end of an event calls [`Self::check_crossed`] there.
+    ///
+    /// # Errors
+    /// `InstrumentUnknown`, `UnknownLevel` (removal of a level that isn't there), `LevelsFull`: nothing is applied.
+    #[inline]
+    pub fn set_level(
+        &mut self,
+        instrument: InstrumentIndex,
+        side: Side,
+        price_e9: i64,
+        size: u32,
+    ) -> Result<Change, BookFault> {
+        if !self.ladders.contains(instrument) {
+            return Err(self.fault(instrument, BookFault::InstrumentUnknown));
+        }
+        let touched = if size == 0 {
+            self.ladders.remove(instrument, side, price_e9).ok_or(BookFault::UnknownLevel)
+        } else {
+            self.ladders.set(instrument, side, price_e9, size)
+        };
+        match touched {
+            Ok(touched) => Ok(Change {
+                instrument,
+                order_id: 0,
+                side,
+                price_e9,
+                size,
+                remaining: size,
+                depth: touched.depth,
+                level_change: touched.change,
+                level: touched.level,
+                fault: None,
+            }),
+            Err(fault) => Err(self.fault(instrument, fault)),
+        }
+    }
+
+    /// To be called when the book is whole. A book that has become crossed since the last call is counted, marked and
+    /// told; one that still is crossed is not told again.
+    #[inline]
+    pub fn check_crossed(&mut self, instrument: InstrumentIndex) -> Option<BookFault> {
+        self.ladders.check_crossed(instrument).then(|| self.fault(instrument, BookFault::Crossed))
+    }
+
+    /// One instrument's book.
+    #[must_use]
+    pub fn view(&self, instrument: InstrumentIndex) -> BookView<'_> {
+        self.ladders.view(instrument)
+    }
+
+    /// A hint that this instrument's book will be touched soon.
+    #[inline]
+    pub fn prefetch_instrument(&self, instrument: InstrumentIndex) {
+        self.ladders.prefetch(instrument);
+    }
+
+    /// Switches the check for a crossed book; it is on until then.
+    pub fn set_cross_check(&mut self, instrument: InstrumentIndex, on: bool) {
+        self.ladders.set_cross_check(instrument, on);
+    }
+
+    /// The book may differ from the venue's.
+    pub fn mark_suspect(&mut self, instrument: InstrumentIndex) {
+        self.ladders.set_suspect(instrument, true);
+    }
+
+    /// All books may, after a gap.
+    pub fn mark_all_suspect(&mut self) {
+        self.ladders.set_all_suspect(true);
+    }
+
+    /// The book has been rebuilt.
+    pub fn clear_suspect(&mut self, instrument: InstrumentIndex) {
+        self.ladders.set_suspect(instrument, false);
+    }
+
+    /// Faults found so far.
+    #[must_use]
+    pub fn faults(&self) -> &BookFaultCounts {
+        &self.faults
+    }
+
+    /// Bytes of all that was allocated.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.ladders.memory_bytes()
+    }
+
+    #[cold]
+    fn fault(&mut self, instrument: InstrumentIndex, fault: BookFault) -> BookFault {
+        self.faults.count(fault);
+        self.ladders.set_suspect(instrument, true);
+        fault
+    }
+}

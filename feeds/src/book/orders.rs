@@ -1,1 +1,284 @@
-//! (to come)
+//! Books of a feed that tells every order.
+
+use super::{
+    BookFault, BookFaultCounts, BookLimits, BookView, Change, InstrumentIndex, OrderView, Replaced, Side,
+    ladder::{Ladders, Touched},
+    store::{HashStore, Order, OrderStore, Slot},
+};
+
+/// All books of a channel by order. `S` holds the orders.
+///
+/// Every call takes the instrument of the message, so that a fault marks the right book even where the order is not
+/// known. `Err` means that nothing was applied, a [`Change`] with a fault that something was. Both are counted, and
+/// the book is suspect from then on.
+#[derive(Debug)]
+pub struct OrderBooks<S: OrderStore = HashStore> {
+    store: S,
+    ladders: Ladders,
+    faults: BookFaultCounts,
+    priority_next: u64,
+}
+
+impl<S: OrderStore> OrderBooks<S> {
+    /// With all memory allocated and touched.
+    #[must_use]
+    pub fn new(limits: BookLimits) -> Self {
+        Self {
+            store: S::new(&limits),
+            ladders: Ladders::new(&limits),
+            faults: BookFaultCounts::default(),
+            priority_next: 0,
+        }
+    }
+
+    /// Forgets all orders, levels and marks, for a new session. Fault counts stay.
+    pub fn clear(&mut self) {
+        self.store.clear();
+        self.ladders.clear();
+        self.priority_next = 0;
+    }
+
+    /// A new order, behind all others at its price.
+    ///
+    /// # Errors
+    /// `InstrumentUnknown`, `ZeroSize`, `DuplicateOrder`, `OrdersFull`, `OrderProbesExceeded`, `LevelsFull`,
+    /// `LevelOverflow`: the order is ignored.
+    #[inline]
+    pub fn add(
+        &mut self,
+        instrument: InstrumentIndex,
+        order_id: u64,
+        side: Side,
+        price_e9: i64,
+        size: u32,
+    ) -> Result<Change, BookFault> {
+        if size == 0 {
+            return Err(self.fault(instrument, BookFault::ZeroSize));
+        }
+        if !self.ladders.contains(instrument) {
+            return Err(self.fault(instrument, BookFault::InstrumentUnknown));
+        }
+        let order = Order::new(order_id, instrument, side, price_e9, size, self.priority_next);
+        if let Err(fault) = self.store.insert(order) {
+            return Err(self.fault(instrument, fault));
+        }
+        let touched = match self.ladders.add(instrument, side, price_e9, size) {
+            Ok(touched) => touched,
+            Err(fault) => {
+                if let Some(slot) = self.store.find(order_id) {
+                    self.store.remove(slot);
+                }
+                return Err(self.fault(instrument, fault));
+            }
+        };
+        self.priority_next += 1;
+        let mut change = change_of(&order, size, size, touched);
+        if touched.depth == 0 && self.ladders.check_crossed(instrument) {
+            change.fault = Some(self.fault(instrument, BookFault::Crossed));
+        }
+        Ok(change)
+    }
+
+    /// Part or all of an order was executed. More than it has left: [`BookFault::OverExecution`] in the change, and
+    /// the order is gone.
+    ///
+    /// # Errors
+    /// `ZeroSize`, `UnknownOrder`, `InstrumentMismatch`: nothing is applied.
+    #[inline]
+    pub fn execute(&mut self, instrument: InstrumentIndex, order_id: u64, size: u32) -> Result<Change, BookFault> {
+        self.take(instrument, order_id, size, BookFault::OverExecution)
+    }
+
+    /// Part or all of an order was cancelled. More than it has left: [`BookFault::OverCancel`] in the change, and the
+    /// order is gone.
+    ///
+    /// # Errors
+    /// `ZeroSize`, `UnknownOrder`, `InstrumentMismatch`: nothing is applied.
+    #[inline]
+    pub fn reduce(&mut self, instrument: InstrumentIndex, order_id: u64, size: u32) -> Result<Change, BookFault> {
+        self.take(instrument, order_id, size, BookFault::OverCancel)
+    }
+
+    /// What is left of an order goes.
+    ///
+    /// # Errors
+    /// `UnknownOrder`, `InstrumentMismatch`: nothing is applied.
+    #[inline]
+    pub fn delete(&mut self, instrument: InstrumentIndex, order_id: u64) -> Result<Change, BookFault> {
+        let (slot, order) = self.resting(instrument, order_id)?;
+        Ok(self.remove(slot, &order))
+    }
+
+    /// An order gives way to another one of the same side, with a new id, price, size and priority. The old order
+    /// goes, whether or not the new one can be added.
+    ///
+    /// # Errors
+    /// `UnknownOrder`, `InstrumentMismatch`: nothing is applied.
+    #[inline]
+    pub fn replace(
+        &mut self,
+        instrument: InstrumentIndex,
+        old_id: u64,
+        new_id: u64,
+        price_e9: i64,
+        size: u32,
+    ) -> Result<Replaced, BookFault> {
+        let (slot, order) = self.resting(instrument, old_id)?;
+        let removed = self.remove(slot, &order);
+        let added = self.add(instrument, new_id, order.side(), price_e9, size);
+        Ok(Replaced { removed, added })
+    }
+
+    /// A resting order.
+    #[must_use]
+    pub fn order(&self, order_id: u64) -> Option<OrderView> {
+        self.store.find(order_id).and_then(|slot| self.store.get(slot)).map(Order::view)
+    }
+
+    /// All orders of an instrument: bids then asks, best price first, by priority within a price. Walks the whole
+    /// store: not for the hot path.
+    #[must_use]
+    pub fn orders_of(&self, instrument: InstrumentIndex) -> Vec<OrderView> {
+        let mut orders: Vec<OrderView> =
+            self.store.iter().filter(|order| order.instrument() == instrument).map(Order::view).collect();
+        orders.sort_by_key(|order| {
+            let away = if order.side == Side::Bid { !order.price_e9 } else { order.price_e9 };
+            (order.side, away, order.priority)
+        });
+        orders
+    }
+
+    /// One instrument's book.
+    #[must_use]
+    pub fn view(&self, instrument: InstrumentIndex) -> BookView<'_> {
+        self.ladders.view(instrument)
+    }
+
+    /// Live orders.
+    #[must_use]
+    pub fn order_count(&self) -> usize {
+        self.store.len()
+    }
+
+    /// A hint that this order will be touched soon.
+    #[inline]
+    pub fn prefetch_order(&self, order_id: u64) {
+        self.store.prefetch(order_id);
+    }
+
+    /// A hint that this instrument's book will be touched soon.
+    #[inline]
+    pub fn prefetch_instrument(&self, instrument: InstrumentIndex) {
+        self.ladders.prefetch(instrument);
+    }
+
+    /// Switches the check for a crossed book; it is on until then.
+    pub fn set_cross_check(&mut self, instrument: InstrumentIndex, on: bool) {
+        self.ladders.set_cross_check(instrument, on);
+    }
+
+    /// The book may differ from the venue's.
+    pub fn mark_suspect(&mut self, instrument: InstrumentIndex) {
+        self.ladders.set_suspect(instrument, true);
+    }
+
+    /// All books may, after a gap.
+    pub fn mark_all_suspect(&mut self) {
+        self.ladders.set_all_suspect(true);
+    }
+
+    /// The book has been rebuilt.
+    pub fn clear_suspect(&mut self, instrument: InstrumentIndex) {
+        self.ladders.set_suspect(instrument, false);
+    }
+
+    /// Faults found so far.
+    #[must_use]
+    pub fn faults(&self) -> &BookFaultCounts {
+        &self.faults
+    }
+
+    /// Bytes of the order store alone.
+    #[must_use]
+    pub fn store_bytes(&self) -> usize {
+        self.store.memory_bytes()
+    }
+
+    /// Bytes of all that was allocated.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.store.memory_bytes() + self.ladders.memory_bytes()
+    }
+
+    #[inline]
+    fn take(
+        &mut self,
+        instrument: InstrumentIndex,
+        order_id: u64,
+        size: u32,
+        excess: BookFault,
+    ) -> Result<Change, BookFault> {
+        if size == 0 {
+            return Err(self.fault(instrument, BookFault::ZeroSize));
+        }
+        let (slot, order) = self.resting(instrument, order_id)?;
+        if size >= order.size {
+            let mut change = self.remove(slot, &order);
+            if size > order.size {
+                change.fault = Some(self.fault(instrument, excess));
+            }
+            return Ok(change);
+        }
+        let remaining = order.size - size;
+        if let Some(order) = self.store.get_mut(slot) {
+            order.size = remaining;
+        }
+        let touched = self.ladders.take(instrument, order.side(), order.price_e9, size, 0);
+        debug_assert!(touched.is_some(), "a resting order has its level");
+        Ok(change_of(&order, size, remaining, touched.unwrap_or(Touched::NOTHING)))
+    }
+
+    #[inline]
+    fn remove(&mut self, slot: Slot, order: &Order) -> Change {
+        self.store.remove(slot);
+        let touched = self.ladders.take(order.instrument(), order.side(), order.price_e9, order.size, 1);
+        debug_assert!(touched.is_some(), "a resting order has its level");
+        change_of(order, order.size, 0, touched.unwrap_or(Touched::NOTHING))
+    }
+
+    #[inline]
+    fn resting(&mut self, instrument: InstrumentIndex, order_id: u64) -> Result<(Slot, Order), BookFault> {
+        let Some(slot) = self.store.find(order_id) else {
+            return Err(self.fault(instrument, BookFault::UnknownOrder));
+        };
+        let order = self.store.get(slot).copied().unwrap_or_default();
+        if order.instrument() != instrument {
+            self.ladders.set_suspect(order.instrument(), true);
+            return Err(self.fault(instrument, BookFault::InstrumentMismatch));
+        }
+        Ok((slot, order))
+    }
+
+    #[cold]
+    fn fault(&mut self, instrument: InstrumentIndex, fault: BookFault) -> BookFault {
+        self.faults.count(fault);
+        self.ladders.set_suspect(instrument, true);
+        fault
+    }
+}
+
+#[inline]
+fn change_of(order: &Order, size: u32, remaining: u32, touched: Touched) -> Change {
+    Change {
+        instrument: order.instrument(),
+        order_id: order.id,
+        side: order.side(),
+        price_e9: order.price_e9,
+        size,
+        remaining,
+        depth: touched.depth,
+        level_change: touched.change,
+        level: touched.level,
+        fault: None,
+    }
+}

@@ -1,0 +1,102 @@
+//! Every way in which a message can contradict the book. One variant, one counter.
+
+/// Why a book no longer is what its venue has. `Copy` and without text, for the hot path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum BookFault {
+    /// No such order rests. Nothing is applied.
+    UnknownOrder,
+    /// An order with that id rests already. The new one is ignored.
+    DuplicateOrder,
+    /// More was executed than the order had left. The order is removed.
+    OverExecution,
+    /// More was cancelled than the order had left. The order is removed.
+    OverCancel,
+    /// The order rests in another instrument's book. Nothing is applied, both books are marked.
+    InstrumentMismatch,
+    /// The best bid is above the best ask. The change is applied; counted once until the book is in order again.
+    Crossed,
+    /// No such price level to remove. Nothing is applied.
+    UnknownLevel,
+    /// The sizes at one price no longer fit 32 bits. The order is ignored.
+    LevelOverflow,
+    /// More live orders than `orders_max`, or an id that the store can't hold. The order is ignored.
+    OrdersFull,
+    /// The ids of live orders collide beyond the bounded search. The order is ignored.
+    OrderProbesExceeded,
+    /// More price levels than there is memory for. The order or level is ignored.
+    LevelsFull,
+    /// Index beyond `instruments_max`. Nothing is applied.
+    InstrumentUnknown,
+    /// An order, execution or reduction of size 0. Nothing is applied.
+    ZeroSize,
+}
+
+impl BookFault {
+    /// All of them, in the order of their counters.
+    pub const ALL: [Self; 13] = [
+        Self::UnknownOrder,
+        Self::DuplicateOrder,
+        Self::OverExecution,
+        Self::OverCancel,
+        Self::InstrumentMismatch,
+        Self::Crossed,
+        Self::UnknownLevel,
+        Self::LevelOverflow,
+        Self::OrdersFull,
+        Self::OrderProbesExceeded,
+        Self::LevelsFull,
+        Self::InstrumentUnknown,
+        Self::ZeroSize,
+    ];
+
+    /// Name of the counter.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::UnknownOrder => "unknown_order",
+            Self::DuplicateOrder => "duplicate_order",
+            Self::OverExecution => "over_execution",
+            Self::OverCancel => "over_cancel",
+            Self::InstrumentMismatch => "instrument_mismatch",
+            Self::Crossed => "crossed",
+            Self::UnknownLevel => "unknown_level",
+            Self::LevelOverflow => "level_overflow",
+            Self::OrdersFull => "orders_full",
+            Self::OrderProbesExceeded => "order_probes_exceeded",
+            Self::LevelsFull => "levels_full",
+            Self::InstrumentUnknown => "instrument_unknown",
+            Self::ZeroSize => "zero_size",
+        }
+    }
+}
+
+/// One counter for each [`BookFault`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BookFaultCounts([u64; BookFault::ALL.len()]);
+
+impl BookFaultCounts {
+    /// Counts one.
+    pub fn count(&mut self, fault: BookFault) {
+        if let Some(slot) = self.0.get_mut(fault as usize) {
+            *slot = slot.saturating_add(1);
+        }
+    }
+
+    /// How often that fault was found.
+    #[must_use]
+    pub fn get(&self, fault: BookFault) -> u64 {
+        self.0.get(fault as usize).copied().unwrap_or(0)
+    }
+
+    /// Faults that were found, with their counts.
+    pub fn iter(&self) -> impl Iterator<Item = (BookFault, u64)> + '_ {
+        BookFault::ALL.into_iter().map(|fault| (fault, self.get(fault))).filter(|(_, count)| *count > 0)
+    }
+
+    /// All of them together.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.0.iter().fold(0, |sum, count| sum.saturating_add(*count))
+    }
+}
