@@ -1,11 +1,16 @@
-//! Receive and send buffers: fixed, reused, filled by one system call or submission for many packets. (to come)
+//! Receive and send buffers: fixed, reused, filled or emptied by one system call or submission for many packets.
+//!
+//! A [`ReceiveBatch`] belongs to one thread and is filled by its [`ThreadIo`](super::handle_set::ThreadIo). A
+//! [`SendBatch`] is built afresh for every send in a thread's [`SendBuffers`]: it copies each packet's header and
+//! borrows its body, which for published packets lies in the mapped publication log.
+//!
+//! Both hold the headers that the kernel reads and writes (`mmsghdr`, `iovec`, addresses, control data), wired
+//! together once. Nothing here allocates after construction, and nothing here makes a system call.
 
-/// Datagrams of one channel with line, bytes, kernel stamp.
-#[derive(Debug)]
-pub struct ReceiveBatch {}
+mod control;
+mod memory;
+mod receive;
+mod send;
 
-/// Packets to hand over: header, body, destination.
-#[derive(Debug)]
-pub struct SendBatch<'a> {
-    _packets: &'a [u8],
-}
+pub use receive::{ReceiveBatch, ReceivedDatagram, StampKind};
+pub use send::{BatchFull, HEADER_BYTES, Output, OutputIndex, Outputs, PACKETS_MAX, SendBatch, SendBuffers};
