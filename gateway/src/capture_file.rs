@@ -1,1 +1,319 @@
-//! (to come)
+//! Captures as streams of UDP datagrams: pcap, pcapng and Nasdaq's day files, plain, gzip or zstd.
+//!
+//! What a file is, is told by its first bytes and never by its name. Memory is bounded: one buffer per file, whatever
+//! its size. A truncated or damaged file yields everything up to the damage, then one [`CaptureError`] that names the
+//! file and the offset; nothing after that.
+//!
+//! Deliberately not here: reassembly of IP fragments (counted and skipped: market data is never fragmented) and
+//! checksums (a capture on the sending host has none yet).
+
+mod byte_source;
+mod day_file;
+mod error;
+mod link;
+mod pcap;
+mod pcapng;
+
+use std::{
+    net::SocketAddr,
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use mdgw_feeds::time::TradingDate;
+
+use self::{byte_source::ByteSource, day_file::DayFile, link::LinkLayer, pcap::Pcap, pcapng::PcapNg};
+pub use self::{
+    error::{CaptureError, CaptureFault},
+    link::VlanTags,
+};
+
+/// A capture that is being read. [`Self::advance`] to a datagram, then look at it with [`Self::current`].
+#[derive(Debug)]
+pub struct CaptureFile {
+    path: PathBuf,
+    source: ByteSource,
+    container: Container,
+    counts: CaptureCounts,
+    head: Option<Head>,
+    /// Bytes of the source that the next step must consume first: the frame that `head` points into.
+    held_bytes: usize,
+    ended: bool,
+}
+
+/// What the opener knows and the file may not.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// Trading date of a day file, whose times count from midnight. Without it the file's name is asked.
+    pub date: Option<TradingDate>,
+    /// MoldUDP64 session under which a day file is played; padded with spaces. Empty: its date.
+    pub session_name: String,
+}
+
+/// One UDP datagram of a capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CapturedDatagram<'a> {
+    /// Number of the frame in its file, from 1, frames that are no UDP included. In a day file: of the packet made.
+    pub frame: u64,
+    /// Capture time, ns since 1970 UTC.
+    pub time_ns: u64,
+    /// Bytes of the frame on the wire.
+    pub frame_len: u32,
+    /// Bytes of it that were captured.
+    pub captured_len: u32,
+    /// VLAN tags, outermost first.
+    pub vlan: VlanTags,
+    /// Sender.
+    pub src: SocketAddr,
+    /// Receiver.
+    pub dst: SocketAddr,
+    /// UDP payload; shorter than it was on the wire when the frame was cut.
+    pub payload: &'a [u8],
+}
+
+/// What was met while reading.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CaptureCounts {
+    /// Frames of any kind.
+    pub frames: u64,
+    /// UDP datagrams among them.
+    pub datagrams: u64,
+    /// Frames of other protocols.
+    pub not_udp: u64,
+    /// Fragments of IP packets, skipped.
+    pub fragments: u64,
+    /// Frames whose own headers do not fit their lengths, skipped.
+    pub malformed: u64,
+    /// Datagrams delivered with less payload than was on the wire.
+    pub cut: u64,
+}
+
+/// Where the datagrams come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CaptureKind {
+    /// Packets as captured.
+    Packets,
+    /// A Nasdaq day file: messages without packets; the packets are ours.
+    DayFile,
+}
+
+impl CaptureFile {
+    /// Opens a capture and reads its header.
+    ///
+    /// # Errors
+    /// The file cannot be opened or read, is empty, is no capture, or is a day file of unknown date.
+    pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, CaptureError> {
+        let fail = |offset, decompressed, fault| CaptureError { path: path.to_owned(), offset, decompressed, fault };
+        let mut source = ByteSource::open(path).map_err(|error| fail(0, false, CaptureFault::Open(error)))?;
+        let container = match Container::recognise(&mut source, path, options) {
+            Ok(container) => container,
+            Err(fault) => return Err(fail(source.offset(), source.is_decompressed(), fault)),
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            source,
+            container,
+            counts: CaptureCounts::default(),
+            head: None,
+            held_bytes: 0,
+            ended: false,
+        })
+    }
+
+    /// Goes on to the next datagram; `false` at the end of the file.
+    ///
+    /// # Errors
+    /// The file is truncated or damaged here. Everything before was delivered; nothing more will come.
+    #[inline]
+    pub fn advance(&mut self) -> Result<bool, CaptureError> {
+        self.head = None;
+        if self.ended {
+            return Ok(false);
+        }
+        match self.step() {
+            Ok(more) => {
+                self.ended = !more;
+                Ok(more)
+            }
+            Err(fault) => {
+                self.ended = true;
+                Err(CaptureError {
+                    path: self.path.clone(),
+                    offset: self.source.offset(),
+                    decompressed: self.source.is_decompressed(),
+                    fault,
+                })
+            }
+        }
+    }
+
+    /// The datagram that [`Self::advance`] went to.
+    #[inline]
+    #[must_use]
+    pub fn current(&self) -> Option<CapturedDatagram<'_>> {
+        let head = self.head.as_ref()?;
+        let bytes = match &self.container {
+            Container::Day(day) => day.packet(),
+            Container::Pcap(_) | Container::PcapNg(_) => self.source.available(),
+        };
+        Some(CapturedDatagram {
+            frame: head.frame,
+            time_ns: head.time_ns,
+            frame_len: head.frame_len,
+            captured_len: head.captured_len,
+            vlan: head.vlan,
+            src: head.src,
+            dst: head.dst,
+            payload: bytes.get(head.payload.clone())?,
+        })
+    }
+
+    /// [`Self::advance`] and [`Self::current`] in one; `None` at the end of the file.
+    ///
+    /// # Errors
+    /// As [`Self::advance`].
+    #[inline]
+    pub fn next_datagram(&mut self) -> Result<Option<CapturedDatagram<'_>>, CaptureError> {
+        Ok(if self.advance()? { self.current() } else { None })
+    }
+
+    /// The file's path as given.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether packets were captured or are made from a day file.
+    #[must_use]
+    pub fn kind(&self) -> CaptureKind {
+        match self.container {
+            Container::Pcap(_) | Container::PcapNg(_) => CaptureKind::Packets,
+            Container::Day(_) => CaptureKind::DayFile,
+        }
+    }
+
+    /// What was met so far.
+    #[must_use]
+    pub fn counts(&self) -> CaptureCounts {
+        self.counts
+    }
+
+    /// Bytes of the file itself, compressed or not, that were read so far, for a progress bar.
+    #[must_use]
+    pub fn file_bytes_read(&self) -> u64 {
+        self.source.file_bytes_read()
+    }
+
+    /// Trading date of a day file.
+    #[must_use]
+    pub fn day_file_date(&self) -> Option<TradingDate> {
+        match &self.container {
+            Container::Day(day) => Some(day.date()),
+            Container::Pcap(_) | Container::PcapNg(_) => None,
+        }
+    }
+
+    fn step(&mut self) -> Result<bool, CaptureFault> {
+        loop {
+            self.source.consume(std::mem::take(&mut self.held_bytes));
+            let frame = match &mut self.container {
+                Container::Pcap(pcap) => pcap.next(&mut self.source)?,
+                Container::PcapNg(pcapng) => pcapng.next(&mut self.source)?,
+                Container::Day(day) => {
+                    let Some((time_ns, packet_bytes)) = day.next(&mut self.source)? else { return Ok(false) };
+                    self.counts.frames += 1;
+                    self.counts.datagrams += 1;
+                    let length = u32::try_from(packet_bytes).unwrap_or(u32::MAX);
+                    self.head = Some(Head {
+                        frame: self.counts.frames,
+                        time_ns,
+                        frame_len: length,
+                        captured_len: length,
+                        vlan: VlanTags::default(),
+                        src: day_file::ADDRESS,
+                        dst: day_file::ADDRESS,
+                        payload: 0..packet_bytes,
+                    });
+                    return Ok(true);
+                }
+            };
+            let Some(frame) = frame else { return Ok(false) };
+            self.held_bytes = frame.held_bytes;
+            self.counts.frames += 1;
+            let Some(bytes) = self.source.available().get(frame.data.clone()) else {
+                return Err(CaptureFault::BlockMalformed);
+            };
+            match link::find_udp(frame.link, bytes) {
+                Ok(udp) => {
+                    self.counts.datagrams += 1;
+                    self.counts.cut += u64::from(udp.is_cut);
+                    let start = frame.data.start;
+                    self.head = Some(Head {
+                        frame: self.counts.frames,
+                        time_ns: frame.time_ns,
+                        frame_len: frame.frame_len,
+                        captured_len: u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+                        vlan: udp.vlan,
+                        src: udp.src,
+                        dst: udp.dst,
+                        payload: start + udp.payload.start..start + udp.payload.end,
+                    });
+                    return Ok(true);
+                }
+                Err(link::Skipped::NotUdp) => self.counts.not_udp += 1,
+                Err(link::Skipped::Fragment) => self.counts.fragments += 1,
+                Err(link::Skipped::Malformed) => self.counts.malformed += 1,
+            }
+        }
+    }
+}
+
+/// The current datagram; `payload` counts from the first unconsumed byte of the source (or of the day file's packet).
+#[derive(Debug)]
+struct Head {
+    frame: u64,
+    time_ns: u64,
+    frame_len: u32,
+    captured_len: u32,
+    vlan: VlanTags,
+    src: SocketAddr,
+    dst: SocketAddr,
+    payload: Range<usize>,
+}
+
+/// A link-layer frame that lies whole in the source, from its first unconsumed byte on.
+#[derive(Debug)]
+struct Frame {
+    time_ns: u64,
+    frame_len: u32,
+    link: LinkLayer,
+    /// The captured bytes of the frame.
+    data: Range<usize>,
+    /// To consume when the frame is done with: its data and all that encloses it.
+    held_bytes: usize,
+}
+
+#[derive(Debug)]
+enum Container {
+    Pcap(Pcap),
+    PcapNg(PcapNg),
+    Day(DayFile),
+}
+
+impl Container {
+    fn recognise(source: &mut ByteSource, path: &Path, options: &OpenOptions) -> Result<Self, CaptureFault> {
+        let available = source.fill(4)?;
+        if available == 0 {
+            return Err(source.take_failure().map_or(CaptureFault::Empty, CaptureFault::Read));
+        }
+        match source.available().first_chunk::<4>() {
+            Some(magic) if pcap::is_magic(*magic) => Pcap::open(source).map(Self::Pcap),
+            Some(magic) if pcapng::is_magic(*magic) => Ok(Self::PcapNg(PcapNg::default())),
+            Some(magic) if day_file::is_start(*magic) => DayFile::open(path, options).map(Self::Day),
+            _ => Err(source.take_failure().map_or(CaptureFault::NotACapture, CaptureFault::Read)),
+        }
+    }
+}
+
+/// Largest frame that is believed, in bytes: what libpcap allows as snapshot length.
+const FRAME_BYTES_MAX: usize = 262_144;

@@ -1,1 +1,93 @@
-//! (to come)
+//! Command line: one file per subcommand. They print; nothing below them does.
+//!
+//! Exit codes: 0 done, 1 the answer is no, 2 could not (a wrong command line too). A closed pipe is no error. Errors
+//! go to standard error as one line: `mdgw: <act> <object>: <cause>`.
+
+mod replay;
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use clap::{Parser, Subcommand};
+
+/// Parses the command line, runs the subcommand, reports its error.
+#[must_use]
+pub fn run() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Replay(args) => replay::run(&args),
+    };
+    match outcome {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Ok(Outcome::No) => ExitCode::from(1),
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            warn(&format!("{error:#}"));
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Market-data gateway: exchange feeds in, one gap-free normalised stream out.
+#[derive(Debug, Parser)]
+#[command(name = "mdgw", version, about, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// One variant, one file.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Play captures and day files: to the wire, or straight into the pipeline.
+    Replay(replay::Args),
+}
+
+/// How a subcommand ended that could do its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(dead_code, reason = "checks and comparisons answer no; replay never does")]
+enum Outcome {
+    /// Done; where there was a question, the answer is yes.
+    Done,
+    /// The answer is no.
+    No,
+}
+
+/// Text to standard output, at once. Its error may be a closed pipe, which [`run`] takes as a normal end.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()?;
+    Ok(())
+}
+
+/// A line to standard error. Nobody is left to tell when that fails.
+fn warn(text: &str) {
+    let _ = writeln!(io::stderr(), "mdgw: {text}");
+}
+
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|io| io.kind() == io::ErrorKind::BrokenPipe))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_closed_pipe_is_found_anywhere_in_the_chain() {
+        let broken = anyhow::Error::from(io::Error::from(io::ErrorKind::BrokenPipe)).context("write summary");
+        assert!(is_closed_pipe(&broken));
+        assert!(!is_closed_pipe(&anyhow::anyhow!("read a.pcap")));
+    }
+}

@@ -1,2 +1,7 @@
-//! (to come)
-fn main() {}
+//! `mdgw`: parse, run, exit code.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    mdgw::cli::run()
+}

@@ -1,0 +1,179 @@
+//! A file's bytes, decompressed, through one bounded buffer.
+
+use std::{
+    fmt,
+    fs::File,
+    io::{self, BufRead, BufReader, Read},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use super::{CaptureFault, FRAME_BYTES_MAX};
+
+/// Reads ahead into one buffer; knows the offset of every byte.
+pub(super) struct ByteSource {
+    reader: Box<dyn Read + Send>,
+    buffer: Box<[u8]>,
+    /// Unconsumed bytes are `buffer[start..end]`.
+    start: usize,
+    end: usize,
+    /// Offset of `buffer[start]` in the (decompressed) stream.
+    offset: u64,
+    decompressed: bool,
+    /// No further byte will come: end of file, or `failure`.
+    ended: bool,
+    failure: Option<io::Error>,
+    file_bytes_read: Arc<AtomicU64>,
+}
+
+impl ByteSource {
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let file_bytes_read = Arc::new(AtomicU64::new(0));
+        let file = Counted { file: File::open(path)?, bytes: Arc::clone(&file_bytes_read) };
+        let mut file = BufReader::with_capacity(READ_BYTES, file);
+        let (reader, decompressed): (Box<dyn Read + Send>, bool) = match file.fill_buf()? {
+            [0x1f, 0x8b, ..] => (Box::new(flate2::bufread::MultiGzDecoder::new(file)), true),
+            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => {
+                (Box::new(zstd::Decoder::with_buffer(file)?), true)
+            }
+            _ => (Box::new(file), false),
+        };
+        Ok(Self {
+            reader,
+            buffer: vec![0; BUFFER_BYTES].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            offset: 0,
+            decompressed,
+            ended: false,
+            failure: None,
+            file_bytes_read,
+        })
+    }
+
+    /// Sees to it that `bytes` unconsumed bytes lie in the buffer; how many do. Fewer only where the stream ends.
+    #[inline]
+    pub(super) fn fill(&mut self, bytes: usize) -> Result<usize, CaptureFault> {
+        if self.end - self.start < bytes && !self.ended {
+            self.refill(bytes)?;
+        }
+        Ok(self.end - self.start)
+    }
+
+    /// As [`Self::fill`], and an error where the stream ends before.
+    #[inline]
+    pub(super) fn require(&mut self, bytes: usize, what: &'static str) -> Result<(), CaptureFault> {
+        let left = self.fill(bytes)?;
+        if left >= bytes {
+            return Ok(());
+        }
+        Err(self
+            .take_failure()
+            .map_or(CaptureFault::Truncated { what, needed: bytes as u64, left: left as u64 }, CaptureFault::Read))
+    }
+
+    /// Unconsumed bytes that lie in the buffer.
+    #[inline]
+    pub(super) fn available(&self) -> &[u8] {
+        self.buffer.get(self.start..self.end).unwrap_or_default()
+    }
+
+    /// Lets the first `bytes` bytes go; at most what is [available](Self::available).
+    #[inline]
+    pub(super) fn consume(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.end - self.start);
+        self.start += bytes;
+        self.offset += bytes as u64;
+    }
+
+    /// Lets `bytes` bytes go, however many. Where the stream ends before, the offset stays at the first of them.
+    pub(super) fn skip(&mut self, bytes: u64, what: &'static str) -> Result<(), CaptureFault> {
+        let offset = self.offset;
+        let mut left = bytes;
+        while left > 0 {
+            let available = self.fill(1)?;
+            if available == 0 {
+                self.offset = offset;
+                let cut = CaptureFault::Truncated { what, needed: bytes, left: bytes - left };
+                return Err(self.take_failure().map_or(cut, CaptureFault::Read));
+            }
+            let step = available.min(usize::try_from(left).unwrap_or(usize::MAX));
+            self.consume(step);
+            left -= step as u64;
+        }
+        Ok(())
+    }
+
+    /// Why the stream ended, if it was not its end.
+    pub(super) fn take_failure(&mut self) -> Option<io::Error> {
+        self.failure.take()
+    }
+
+    /// Offset of the first unconsumed byte.
+    pub(super) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    pub(super) fn is_decompressed(&self) -> bool {
+        self.decompressed
+    }
+
+    pub(super) fn file_bytes_read(&self) -> u64 {
+        self.file_bytes_read.load(Relaxed)
+    }
+
+    #[cold]
+    fn refill(&mut self, bytes: usize) -> Result<(), CaptureFault> {
+        if bytes > self.buffer.len() {
+            return Err(CaptureFault::LengthImpossible { what: "a block", claimed: bytes as u64 });
+        }
+        self.buffer.copy_within(self.start..self.end, 0);
+        self.end -= self.start;
+        self.start = 0;
+        while self.end < bytes && !self.ended {
+            let Some(room) = self.buffer.get_mut(self.end..) else { break };
+            match self.reader.read(room) {
+                Ok(0) => self.ended = true,
+                Ok(count) => self.end += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    self.ended = true;
+                    self.failure = Some(error);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for ByteSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ByteSource")
+            .field("offset", &self.offset)
+            .field("decompressed", &self.decompressed)
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Counts what was read, for whoever shows progress.
+struct Counted {
+    file: File,
+    bytes: Arc<AtomicU64>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read(buffer)?;
+        self.bytes.fetch_add(count as u64, Relaxed);
+        Ok(count)
+    }
+}
+
+/// One read of the file. A larger read than this goes past the inner buffer straight to the file.
+const READ_BYTES: usize = 64 * 1024;
+/// Holds the largest frame with what encloses it, and stays within the second-level cache.
+const BUFFER_BYTES: usize = 2 * FRAME_BYTES_MAX;

@@ -1,0 +1,177 @@
+//! Nasdaq day files as MoldUDP64 packets.
+//!
+//! A day file is one day's messages, each behind a 2-byte big-endian length (Nasdaq, BinaryFILE 1.00): exactly the
+//! message blocks of a MoldUDP64 packet. So packets are cut from it: messages within [`PACKET_NS_MAX`] of each other
+//! share one, as far as [`PACKET_BYTES_MAX`] allows, stamped with the time of their last message.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::Path,
+};
+
+use mdgw_feeds::time::TradingDate;
+
+use super::{CaptureFault, OpenOptions, byte_source::ByteSource};
+
+#[derive(Debug)]
+pub(super) struct DayFile {
+    date: TradingDate,
+    midnight_ns: u64,
+    packet: Vec<u8>,
+    /// Sequence number of the next message.
+    sequence: u64,
+    ended: bool,
+    /// Met after the packet's first message: told when the packet has gone out.
+    damage: Option<CaptureFault>,
+    time_ns: u64,
+}
+
+/// A day file has no addresses.
+pub(super) const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+
+/// Whether a file that starts so may be a day file: a length that a message can have, and a letter for its type.
+pub(super) fn is_start([high, low, kind, _]: [u8; 4]) -> bool {
+    MESSAGE_BYTES.contains(&usize::from(u16::from_be_bytes([high, low]))) && kind.is_ascii_alphabetic()
+}
+
+impl DayFile {
+    pub(super) fn open(path: &Path, options: &OpenOptions) -> Result<Self, CaptureFault> {
+        let date = options.date.or_else(|| date_in_name(path)).ok_or(CaptureFault::DateUnknown)?;
+        let session =
+            if options.session_name.is_empty() { date.yyyymmdd().to_string() } else { options.session_name.clone() };
+        let mut packet = Vec::with_capacity(PACKET_BYTES_MAX);
+        packet.extend(session.bytes().chain(std::iter::repeat(b' ')).take(SESSION_BYTES));
+        packet.resize(HEADER_BYTES, 0);
+        Ok(Self {
+            date,
+            midnight_ns: date.midnight_new_york().0,
+            packet,
+            sequence: 1,
+            ended: false,
+            damage: None,
+            time_ns: 0,
+        })
+    }
+
+    pub(super) fn date(&self) -> TradingDate {
+        self.date
+    }
+
+    /// The packet that [`Self::next`] made.
+    pub(super) fn packet(&self) -> &[u8] {
+        &self.packet
+    }
+
+    /// Makes the next packet; its time and its bytes. `None` at the end of the file.
+    pub(super) fn next(&mut self, source: &mut ByteSource) -> Result<Option<(u64, usize)>, CaptureFault> {
+        if self.ended {
+            return Ok(None);
+        }
+        self.packet.truncate(HEADER_BYTES);
+        let mut count = 0_u16;
+        let mut first_ns = None;
+        loop {
+            let message_bytes = match self.damage.take().map_or_else(|| whole_message(source), Err) {
+                Ok(Some(message_bytes)) => message_bytes,
+                Ok(None) => break,
+                Err(fault) if count == 0 => return Err(fault),
+                Err(fault) => {
+                    // The messages before the damage still make a packet.
+                    self.damage = Some(fault);
+                    break;
+                }
+            };
+            let block_bytes = LENGTH_BYTES + message_bytes;
+            let block = source.available().get(..block_bytes).unwrap_or_default();
+            if message_bytes == 0 {
+                if count > 0 {
+                    break;
+                }
+                source.consume(LENGTH_BYTES);
+                return self.end(source);
+            }
+            let since_midnight_ns = timestamp_ns(block);
+            let is_room = self.packet.len() + block_bytes <= PACKET_BYTES_MAX;
+            let is_near = first_ns.is_none_or(|first| since_midnight_ns.saturating_sub(first) <= PACKET_NS_MAX);
+            if count > 0 && !(is_room && is_near) {
+                break;
+            }
+            first_ns.get_or_insert(since_midnight_ns);
+            self.time_ns = self.midnight_ns.saturating_add(since_midnight_ns);
+            self.packet.extend_from_slice(block);
+            source.consume(block_bytes);
+            count += 1;
+        }
+        if count == 0 {
+            return Ok(None);
+        }
+        self.write_header(count);
+        self.sequence += u64::from(count);
+        Ok(Some((self.time_ns, self.packet.len())))
+    }
+
+    /// The end-of-session mark: a packet that says so.
+    fn end(&mut self, source: &mut ByteSource) -> Result<Option<(u64, usize)>, CaptureFault> {
+        self.ended = true;
+        if source.fill(1)? > 0 {
+            return Err(CaptureFault::AfterEnd);
+        }
+        self.write_header(COUNT_END_OF_SESSION);
+        Ok(Some((self.time_ns, self.packet.len())))
+    }
+
+    fn write_header(&mut self, count: u16) {
+        if let Some(fields) = self.packet.get_mut(SESSION_BYTES..HEADER_BYTES) {
+            let (sequence, message_count) = fields.split_at_mut(8);
+            sequence.copy_from_slice(&self.sequence.to_be_bytes());
+            message_count.copy_from_slice(&count.to_be_bytes());
+        }
+    }
+}
+
+/// Bytes of the next message, whole in `source`; `None` at the end of the file.
+fn whole_message(source: &mut ByteSource) -> Result<Option<usize>, CaptureFault> {
+    if source.fill(LENGTH_BYTES)? == 0 {
+        return source.take_failure().map_or(Ok(None), |error| Err(CaptureFault::Read(error)));
+    }
+    source.require(LENGTH_BYTES, "a message's length")?;
+    let length = source.available().first_chunk().copied().unwrap_or_default();
+    let message_bytes = usize::from(u16::from_be_bytes(length));
+    if message_bytes != 0 && !MESSAGE_BYTES.contains(&message_bytes) {
+        return Err(CaptureFault::LengthImpossible { what: "a message", claimed: message_bytes as u64 });
+    }
+    source.require(LENGTH_BYTES + message_bytes, "a message")?;
+    Ok(Some(message_bytes))
+}
+
+/// Nanoseconds since midnight: 6 bytes behind type, locate and tracking number, in every message of ITCH 5.0.
+fn timestamp_ns(block: &[u8]) -> u64 {
+    let bytes = block.get(LENGTH_BYTES + 5..).and_then(|rest| rest.first_chunk::<6>()).copied().unwrap_or_default();
+    bytes.iter().fold(0, |ns, byte| ns << 8 | u64::from(*byte))
+}
+
+/// The trading date in names such as `S013019-v50.txt.gz` or `01302019.NASDAQ_ITCH50.gz` (month, day, year), or as
+/// `20190130` anywhere.
+fn date_in_name(path: &Path) -> Option<TradingDate> {
+    let name = path.file_name()?.to_str()?;
+    name.split(|letter: char| !letter.is_ascii_digit()).find_map(|digits| {
+        let number: u32 = digits.parse().ok()?;
+        match digits.len() {
+            6 => TradingDate::from_ymd(2_000 + number % 100, number / 10_000, number / 100 % 100),
+            8 => TradingDate::from_ymd(number % 10_000, number / 1_000_000, number / 10_000 % 100)
+                .or_else(|| TradingDate::from_yyyymmdd(number)),
+            _ => None,
+        }
+    })
+}
+
+const LENGTH_BYTES: usize = 2;
+const SESSION_BYTES: usize = 10;
+const HEADER_BYTES: usize = 20;
+const COUNT_END_OF_SESSION: u16 = 0xffff;
+/// Bytes that a message can have: at least up to its timestamp; the longest of ITCH 5.0 has 50, so this leaves room.
+const MESSAGE_BYTES: std::ops::RangeInclusive<usize> = 11..=255;
+/// Payload of an Ethernet frame without fragmentation.
+const PACKET_BYTES_MAX: usize = 1_472;
+/// Messages of one burst share a packet; a message is never later by more than this.
+const PACKET_NS_MAX: u64 = 10_000;

@@ -1,0 +1,87 @@
+//! Where and why reading a capture ended.
+
+use std::{fmt, io, path::PathBuf};
+
+/// A capture that cannot be read, or cannot be read any further.
+#[derive(Debug)]
+pub struct CaptureError {
+    /// The file.
+    pub path: PathBuf,
+    /// First byte that could not be used. In a compressed file: counted in what it decompresses to.
+    pub offset: u64,
+    /// Whether the file is compressed.
+    pub decompressed: bool,
+    /// What is wrong there.
+    pub fault: CaptureFault,
+}
+
+impl fmt::Display for CaptureError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display();
+        match self.fault {
+            CaptureFault::Open(_) => return write!(f, "open {path}"),
+            CaptureFault::Empty | CaptureFault::DateUnknown => return write!(f, "read {path}"),
+            _ => {}
+        }
+        write!(f, "read {path} at byte {}", self.offset)?;
+        if self.decompressed { f.write_str(" of the decompressed stream") } else { Ok(()) }
+    }
+}
+
+impl std::error::Error for CaptureError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.fault)
+    }
+}
+
+/// What is wrong with a capture.
+#[derive(Debug, thiserror::Error)]
+pub enum CaptureFault {
+    /// The file cannot be opened.
+    #[error("cannot open")]
+    Open(#[source] io::Error),
+    /// The system, or the decompressor, refused further bytes.
+    #[error("cannot read on")]
+    Read(#[source] io::Error),
+    /// There is nothing in the file.
+    #[error("the file is empty")]
+    Empty,
+    /// The first bytes are those of no known kind of file.
+    #[error("neither pcap nor pcapng nor a Nasdaq day file")]
+    NotACapture,
+    /// The file ends inside something that it began.
+    #[error("the file is cut: {what} needs {needed} bytes, {left} are left")]
+    Truncated {
+        /// What was being read.
+        what: &'static str,
+        /// Bytes it needs, header included.
+        needed: u64,
+        /// Bytes that are left.
+        left: u64,
+    },
+    /// A length that no such thing can have.
+    #[error("damaged: {what} claims {claimed} bytes")]
+    LengthImpossible {
+        /// What was being read.
+        what: &'static str,
+        /// The length it claims.
+        claimed: u64,
+    },
+    /// A pcapng block whose inside contradicts its frame.
+    #[error("damaged: a block contradicts itself")]
+    BlockMalformed,
+    /// A pcapng packet of an interface that was not described.
+    #[error("damaged: packet of interface {0}, which was not described")]
+    InterfaceUnknown(u32),
+    /// Not an IP-carrying link layer that we read.
+    #[error(
+        "link type {0} is not supported (Ethernet 1, raw IP 101, Linux cooked 113 and 276, null 0 and loopback 108 are)"
+    )]
+    LinkTypeUnknown(i32),
+    /// Bytes after the end-of-session mark of a day file.
+    #[error("bytes after the end-of-session mark")]
+    AfterEnd,
+    /// A day file has times since midnight, but neither its name nor the caller tells the day.
+    #[error("a day file's times count from midnight and its name tells no date: give it with --date YYYY-MM-DD")]
+    DateUnknown,
+}
