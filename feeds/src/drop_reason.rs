@@ -10,6 +10,8 @@ pub enum DropReason {
     ProtocolMismatch,
     /// A length in the transport header disagrees with the datagram.
     LengthMismatch,
+    /// The header announces more or fewer messages than there are.
+    CountMismatch,
     /// A message's length runs past the end of its datagram.
     MessageTruncated,
     /// The message's type is not of this feed.
@@ -42,10 +44,11 @@ pub enum DropReason {
 
 impl DropReason {
     /// All of them, in the order of their counters.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::HeaderTruncated,
         Self::ProtocolMismatch,
         Self::LengthMismatch,
+        Self::CountMismatch,
         Self::MessageTruncated,
         Self::MessageTypeUnknown,
         Self::MessageLength,
@@ -69,6 +72,7 @@ impl DropReason {
             Self::HeaderTruncated => "header_truncated",
             Self::ProtocolMismatch => "protocol_mismatch",
             Self::LengthMismatch => "length_mismatch",
+            Self::CountMismatch => "count_mismatch",
             Self::MessageTruncated => "message_truncated",
             Self::MessageTypeUnknown => "message_type_unknown",
             Self::MessageLength => "message_length",

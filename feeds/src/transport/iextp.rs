@@ -1,1 +1,236 @@
-//! (to come)
+//! IEX Transport Protocol (IEX-TP) 1.0, specification 1.25. Little-endian.
+//!
+//! ```text
+//!  0         1          2                     4            8            12               14
+//!  | version | reserved | message_protocol_id | channel_id | session_id | payload_length | message_count |
+//!  16              24                              32          40
+//!  | stream_offset | first_message_sequence_number | send_time | message_length (2) message … |
+//! ```
+//! A segment without messages is a heartbeat and carries the next sequence and the next offset. There is no end of
+//! session in the transport: the end is said in the messages. The two lines may cut the same messages into different
+//! segments.
+
+use core::marker::PhantomData;
+
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{I64, U16, U32, U64},
+};
+
+use super::{Packet, PacketKind, Transport, VenueSession};
+use crate::{drop_reason::DropReason, identity::Sequence, time::UnixNs};
+
+/// Reading end of IEX-TP for the message protocols of `P`.
+#[derive(Clone, Copy, Debug)]
+pub struct IexTp<P>(PhantomData<P>);
+
+/// IEX-TP that carries TOPS.
+pub type Tops = IexTp<TopsProtocol>;
+/// IEX-TP that carries DEEP.
+pub type Deep = IexTp<DeepProtocol>;
+
+/// A feed's message protocols: what the header of its segments may name.
+pub trait MessageProtocol {
+    /// The numbers.
+    const IDS: &'static [u16];
+}
+
+/// TOPS 1.5 and 1.6.
+#[derive(Clone, Copy, Debug)]
+pub struct TopsProtocol;
+
+impl MessageProtocol for TopsProtocol {
+    const IDS: &'static [u16] = &[PROTOCOL_TOPS_1_6, PROTOCOL_TOPS_1_5];
+}
+
+/// DEEP 1.0.
+#[derive(Clone, Copy, Debug)]
+pub struct DeepProtocol;
+
+impl MessageProtocol for DeepProtocol {
+    const IDS: &'static [u16] = &[PROTOCOL_DEEP_1_0];
+}
+
+/// Message protocol of TOPS 1.5; its messages are a subset of those of 1.6.
+pub const PROTOCOL_TOPS_1_5: u16 = 0x8002;
+/// Message protocol of TOPS 1.6.
+pub const PROTOCOL_TOPS_1_6: u16 = 0x8003;
+/// Message protocol of DEEP 1.0.
+pub const PROTOCOL_DEEP_1_0: u16 = 0x8004;
+
+/// Outbound Segment header. IEX-TP 1.25. 40 bytes, little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Header {
+    /// Version of the transport: [`VERSION`].
+    pub version: u8,
+    /// Any value.
+    pub reserved: u8,
+    /// Which messages the segment carries.
+    pub message_protocol_id: U16,
+    /// Stream within the message protocol.
+    pub channel_id: U32,
+    /// Numbering; a new one each day.
+    pub session_id: U32,
+    /// Bytes after the header.
+    pub payload_length: U16,
+    /// Messages in the payload.
+    pub message_count: U16,
+    /// Payload bytes that the stream had before this segment.
+    pub stream_offset: I64,
+    /// Number of the first message in the segment; of the next one where there is none.
+    pub first_message_sequence_number: U64,
+    /// When the segment was sent, ns since 1970 UTC.
+    pub send_time: U64,
+}
+const _: () = assert!(size_of::<Header>() == HEADER_BYTES);
+
+/// Bytes of a segment's header.
+pub const HEADER_BYTES: usize = 40;
+/// The only version of the transport.
+pub const VERSION: u8 = 1;
+
+impl<P: MessageProtocol> Transport for IexTp<P> {
+    #[inline]
+    fn parse(datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
+        let (header, payload) = Header::ref_from_prefix(datagram).map_err(|_| DropReason::HeaderTruncated)?;
+        if header.version != VERSION || !P::IDS.contains(&header.message_protocol_id.get()) {
+            return Err(DropReason::ProtocolMismatch);
+        }
+        let payload_bytes = usize::from(header.payload_length.get());
+        if payload.len() < payload_bytes {
+            return Err(DropReason::LengthMismatch);
+        }
+        if payload.len() > payload_bytes {
+            return Err(DropReason::TrailingBytes);
+        }
+        let first = header.first_message_sequence_number.get();
+        let count = header.message_count.get();
+        let offset = header.stream_offset.get();
+        if first == 0 || first.checked_add(u64::from(count)).is_none() || offset < 0 {
+            return Err(DropReason::SequenceInvalid);
+        }
+        check_messages(payload, count)?;
+        Ok(Packet {
+            kind: if count == 0 { PacketKind::Heartbeat } else { PacketKind::Messages },
+            session: venue_session(header.session_id.get(), header.channel_id.get()),
+            first: Sequence(first),
+            count: u32::from(count),
+            send_time: Some(UnixNs(header.send_time.get())),
+            restart_marker: first == 1 && offset == 0,
+            unsequenced: false,
+            messages: payload,
+        })
+    }
+
+    #[inline]
+    fn next_message<'a>(block: &mut &'a [u8]) -> Option<&'a [u8]> {
+        next_message(block)
+    }
+}
+
+/// The opaque form of a numbering's name.
+#[must_use]
+pub fn venue_session(session_id: u32, channel_id: u32) -> VenueSession {
+    VenueSession((u128::from(session_id) | u128::from(channel_id) << 32).to_le_bytes())
+}
+
+/// What stays the same over all segments of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream {
+    /// Which messages it carries.
+    pub message_protocol_id: u16,
+    /// Stream within the message protocol.
+    pub channel_id: u32,
+    /// Numbering.
+    pub session_id: u32,
+}
+
+/// Where a segment stands in its stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// Number of its first message.
+    pub first: Sequence,
+    /// Payload bytes before it. The header holds 63 bits, a larger number is held at the maximum.
+    pub stream_offset: u64,
+    /// When it is sent.
+    pub send_time: UnixNs,
+}
+
+/// Writing end: one segment, message by message, into memory that the caller reuses.
+#[derive(Debug)]
+pub struct PacketWriter<'a> {
+    out: &'a mut Vec<u8>,
+    payload_bytes_max: usize,
+    count: u16,
+}
+
+impl<'a> PacketWriter<'a> {
+    /// Begins a segment in `out`, whose content is replaced. It will not grow beyond `payload_bytes_max`, header
+    /// included (at least the header is always written).
+    pub fn begin(out: &'a mut Vec<u8>, stream: Stream, position: Position, payload_bytes_max: usize) -> Self {
+        write_heartbeat(out, stream, position);
+        // The length of the payload has to fit its field too.
+        Self { out, payload_bytes_max: payload_bytes_max.min(HEADER_BYTES + usize::from(u16::MAX)), count: 0 }
+    }
+
+    /// Adds a message. `false`, and nothing added, when it doesn't fit this segment any more.
+    pub fn push(&mut self, message: &[u8]) -> bool {
+        let Ok(length) = u16::try_from(message.len()) else { return false };
+        if self.out.len() + 2 + message.len() > self.payload_bytes_max || self.count == u16::MAX {
+            return false;
+        }
+        self.out.extend_from_slice(&length.to_le_bytes());
+        self.out.extend_from_slice(message);
+        self.count += 1;
+        true
+    }
+
+    /// Ends the segment; how many messages are in it. One without messages is a heartbeat.
+    pub fn finish(self) -> u16 {
+        let payload_length = u16::try_from(self.out.len().saturating_sub(HEADER_BYTES)).unwrap_or(u16::MAX);
+        if let Some((head, _)) = self.out.split_at_mut_checked(HEADER_BYTES)
+            && let Ok(header) = Header::mut_from_bytes(head)
+        {
+            header.payload_length.set(payload_length);
+            header.message_count.set(self.count);
+        }
+        self.count
+    }
+}
+
+/// Writes a heartbeat into `out`, whose content is replaced: `position` is that of the next message.
+pub fn write_heartbeat(out: &mut Vec<u8>, stream: Stream, position: Position) {
+    out.clear();
+    let header = Header {
+        version: VERSION,
+        reserved: 0,
+        message_protocol_id: U16::new(stream.message_protocol_id),
+        channel_id: U32::new(stream.channel_id),
+        session_id: U32::new(stream.session_id),
+        payload_length: U16::ZERO,
+        message_count: U16::ZERO,
+        stream_offset: I64::new(i64::try_from(position.stream_offset).unwrap_or(i64::MAX)),
+        first_message_sequence_number: U64::new(position.first.0),
+        send_time: U64::new(position.send_time.0),
+    };
+    out.extend_from_slice(header.as_bytes());
+}
+
+#[inline]
+fn next_message<'a>(block: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let (length, rest) = block.split_first_chunk::<2>()?;
+    let (message, rest) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
+    *block = rest;
+    Some(message)
+}
+
+/// Whether the payload is exactly `count` messages.
+fn check_messages(mut block: &[u8], count: u16) -> Result<(), DropReason> {
+    for _ in 0..count {
+        if next_message(&mut block).is_none() {
+            return Err(if block.is_empty() { DropReason::CountMismatch } else { DropReason::MessageTruncated });
+        }
+    }
+    if block.is_empty() { Ok(()) } else { Err(DropReason::CountMismatch) }
+}

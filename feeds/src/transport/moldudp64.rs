@@ -1,1 +1,217 @@
-//! (to come)
+//! MoldUDP64 1.00 (Nasdaq). Big-endian.
+//!
+//! ```text
+//!  0         10                18              20
+//!  | session | sequence_number | message_count | message_length (2) message … |
+//! ```
+//! Message count 0 is a heartbeat, 0xFFFF the end of the session; both carry the next expected sequence. A request to
+//! a retransmission server is a header alone; the answer is an ordinary packet.
+
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    big_endian::{U16, U64},
+};
+
+use super::{Packet, PacketKind, Transport, VenueSession};
+use crate::{drop_reason::DropReason, identity::Sequence};
+
+/// Reading end of MoldUDP64.
+#[derive(Clone, Copy, Debug)]
+pub struct MoldUdp64;
+
+/// Downstream Packet header, and Request Packet (there `sequence_number` is the first message asked for and
+/// `message_count` how many). MoldUDP64 1.00. 20 bytes, big-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Header {
+    /// Name of the session, ASCII.
+    pub session: MoldSession,
+    /// Number of the first message in the packet; of the next one in heartbeats and at the end of the session.
+    pub sequence_number: U64,
+    /// Messages in the packet.
+    pub message_count: U16,
+}
+const _: () = assert!(size_of::<Header>() == HEADER_BYTES);
+
+/// Bytes of a packet's header, and of a whole request.
+pub const HEADER_BYTES: usize = 20;
+/// Message count of a heartbeat.
+pub const COUNT_HEARTBEAT: u16 = 0;
+/// Message count of an end-of-session packet.
+pub const COUNT_END_OF_SESSION: u16 = 0xffff;
+/// Most messages a packet can announce.
+pub const COUNT_MAX: u16 = COUNT_END_OF_SESSION - 1;
+
+/// A session's name as it stands in the header.
+pub type MoldSession = [u8; 10];
+
+impl Transport for MoldUdp64 {
+    #[inline]
+    fn parse(datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
+        let (header, messages) = Header::ref_from_prefix(datagram).map_err(|_| DropReason::HeaderTruncated)?;
+        let first = header.sequence_number.get();
+        let (kind, count) = match header.message_count.get() {
+            COUNT_HEARTBEAT => (PacketKind::Heartbeat, 0),
+            COUNT_END_OF_SESSION => (PacketKind::EndOfSession, 0),
+            count => (PacketKind::Messages, count),
+        };
+        let unsequenced = first == 0 && kind == PacketKind::Messages && is_blank(&header.session);
+        if (first == 0 && !unsequenced) || first.checked_add(u64::from(count)).is_none() {
+            return Err(DropReason::SequenceInvalid);
+        }
+        let rest = skip_messages(messages, count)?;
+        if !rest.is_empty() {
+            return Err(DropReason::TrailingBytes);
+        }
+        Ok(Packet {
+            kind,
+            session: venue_session(header.session),
+            first: Sequence(first),
+            count: u32::from(count),
+            send_time: None,
+            restart_marker: false,
+            unsequenced,
+            messages,
+        })
+    }
+
+    #[inline]
+    fn next_message<'a>(block: &mut &'a [u8]) -> Option<&'a [u8]> {
+        let (length, rest) = block.split_first_chunk::<2>()?;
+        let (message, rest) = rest.split_at_checked(usize::from(u16::from_be_bytes(*length)))?;
+        *block = rest;
+        Some(message)
+    }
+}
+
+/// The opaque form of a session's name.
+#[must_use]
+pub fn venue_session(session: MoldSession) -> VenueSession {
+    let mut bytes = [0; 16];
+    for (to, from) in bytes.iter_mut().zip(session) {
+        *to = from;
+    }
+    VenueSession(bytes)
+}
+
+/// The session's name out of its opaque form, to ask a retransmission server with.
+#[must_use]
+pub fn session_name(session: VenueSession) -> MoldSession {
+    let mut name = MoldSession::default();
+    for (to, from) in name.iter_mut().zip(session.0) {
+        *to = from;
+    }
+    name
+}
+
+/// What is asked of a retransmission server: the messages `[first, first + count)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The session they belong to.
+    pub session: MoldSession,
+    /// The first one.
+    pub first: Sequence,
+    /// How many, 1 to [`COUNT_MAX`]. The server may answer with fewer, as many as fit a packet.
+    pub count: u16,
+}
+
+impl Request {
+    /// To the form on the wire.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
+        zerocopy::transmute!(Header {
+            session: self.session,
+            sequence_number: U64::new(self.first.0),
+            message_count: U16::new(self.count),
+        })
+    }
+
+    /// From the form on the wire: the server's end.
+    ///
+    /// # Errors
+    /// Not exactly one header, a count that asks for nothing, or a range that begins at 0 or wraps.
+    pub fn parse(datagram: &[u8]) -> Result<Self, DropReason> {
+        let (header, rest) = Header::ref_from_prefix(datagram).map_err(|_| DropReason::HeaderTruncated)?;
+        if !rest.is_empty() {
+            return Err(DropReason::TrailingBytes);
+        }
+        let (first, count) = (header.sequence_number.get(), header.message_count.get());
+        if !(1..=COUNT_MAX).contains(&count) {
+            return Err(DropReason::CountMismatch);
+        }
+        if first == 0 || first.checked_add(u64::from(count)).is_none() {
+            return Err(DropReason::SequenceInvalid);
+        }
+        Ok(Self { session: header.session, first: Sequence(first), count })
+    }
+}
+
+/// Writing end: one packet, message by message, into memory that the caller reuses.
+#[derive(Debug)]
+pub struct PacketWriter<'a> {
+    out: &'a mut Vec<u8>,
+    payload_bytes_max: usize,
+    count: u16,
+}
+
+impl<'a> PacketWriter<'a> {
+    /// Begins a packet in `out`, whose content is replaced. It will not grow beyond `payload_bytes_max` (at least the
+    /// header is always written).
+    pub fn begin(out: &'a mut Vec<u8>, session: MoldSession, first: Sequence, payload_bytes_max: usize) -> Self {
+        write_header(out, session, first, COUNT_HEARTBEAT);
+        Self { out, payload_bytes_max, count: 0 }
+    }
+
+    /// Adds a message. `false`, and nothing added, when it doesn't fit this packet any more.
+    pub fn push(&mut self, message: &[u8]) -> bool {
+        let Ok(length) = u16::try_from(message.len()) else { return false };
+        if self.out.len() + 2 + message.len() > self.payload_bytes_max || self.count == COUNT_MAX {
+            return false;
+        }
+        self.out.extend_from_slice(&length.to_be_bytes());
+        self.out.extend_from_slice(message);
+        self.count += 1;
+        true
+    }
+
+    /// Ends the packet; how many messages are in it. One without messages is a heartbeat.
+    pub fn finish(self) -> u16 {
+        if let Some((head, _)) = self.out.split_at_mut_checked(HEADER_BYTES)
+            && let Ok(header) = Header::mut_from_bytes(head)
+        {
+            header.message_count.set(self.count);
+        }
+        self.count
+    }
+}
+
+/// Writes a heartbeat into `out`, whose content is replaced.
+pub fn write_heartbeat(out: &mut Vec<u8>, session: MoldSession, next: Sequence) {
+    write_header(out, session, next, COUNT_HEARTBEAT);
+}
+
+/// Writes an end-of-session packet into `out`, whose content is replaced.
+pub fn write_end_of_session(out: &mut Vec<u8>, session: MoldSession, next: Sequence) {
+    write_header(out, session, next, COUNT_END_OF_SESSION);
+}
+
+fn write_header(out: &mut Vec<u8>, session: MoldSession, sequence: Sequence, message_count: u16) {
+    out.clear();
+    let header = Header { session, sequence_number: U64::new(sequence.0), message_count: U16::new(message_count) };
+    out.extend_from_slice(header.as_bytes());
+}
+
+/// Whether nobody gave the session a name.
+fn is_blank(session: &MoldSession) -> bool {
+    session.iter().all(|byte| matches!(byte, b' ' | 0))
+}
+
+/// What is behind the next `count` messages.
+fn skip_messages(mut block: &[u8], count: u16) -> Result<&[u8], DropReason> {
+    for _ in 0..count {
+        if MoldUdp64::next_message(&mut block).is_none() {
+            return Err(if block.is_empty() { DropReason::CountMismatch } else { DropReason::MessageTruncated });
+        }
+    }
+    Ok(block)
+}
