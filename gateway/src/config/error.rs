@@ -1,0 +1,48 @@
+//! What is wrong with a configuration, and where.
+
+use std::{fmt, io, path::PathBuf};
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("cannot read configuration {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// It was read; these are all the things wrong with it, in the file's order.
+    #[error("{}", list(.0))]
+    Wrong(Vec<Problem>),
+}
+
+/// One thing wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The file.
+    pub path: PathBuf,
+    /// Line in it, from 1.
+    pub line: usize,
+    /// Column in it, in characters from 1.
+    pub column: usize,
+    /// Path of the key, such as `channel[1].line[0].group`; empty for what concerns the whole file.
+    pub key: String,
+    /// What is wrong, with the value and what is allowed.
+    pub message: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}: ", self.path.display(), self.line, self.column)?;
+        if !self.key.is_empty() {
+            write!(f, "{}: ", self.key)?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+fn list(problems: &[Problem]) -> String {
+    problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,215 @@
+//! Configuration as written: every key of the file, each with its place in it, nothing checked and nothing filled in.
+//!
+//! Numbers are read as signed 64-bit integers whatever their range, so that the message about a wrong one can name
+//! the range.
+
+use serde::Deserialize;
+use toml::Spanned;
+
+/// A value with its place.
+pub type Written<T> = Option<Spanned<T>>;
+
+/// The whole file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    /// `[gateway]`
+    pub gateway: Spanned<Gateway>,
+    /// `[[pool]]`
+    #[serde(default)]
+    pub pool: Vec<Spanned<Pool>>,
+    /// `[[channel]]`
+    #[serde(default)]
+    pub channel: Vec<Spanned<Channel>>,
+    /// `[[output]]`
+    #[serde(default)]
+    pub output: Vec<Spanned<Output>>,
+    /// `[retransmission]`
+    pub retransmission: Option<Spanned<Retransmission>>,
+    /// `[latency]`
+    pub latency: Option<Latency>,
+    /// `[log]`
+    pub log: Option<Log>,
+}
+
+/// `[gateway]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gateway {
+    /// Number of this gateway, part of every epoch.
+    pub node: Written<i64>,
+    /// File of epochs and restart counts; must survive a reboot.
+    pub state_file: Written<String>,
+    /// Directory of the publication logs.
+    pub log_dir: Written<String>,
+    /// Size of one segment.
+    pub segment_bytes: Written<i64>,
+    /// What one channel's log may take.
+    pub retention_bytes: Written<i64>,
+    /// How old an entry may become, 0 for no limit.
+    pub retention_seconds: Written<i64>,
+}
+
+/// `[[pool]]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pool {
+    /// Name for `channel.pool`.
+    pub name: Written<String>,
+    /// Cores, one pinned thread for each.
+    pub cores: Option<Spanned<Vec<Spanned<i64>>>>,
+    /// Number of unpinned threads instead.
+    pub threads: Written<i64>,
+    /// `auto`, `io_uring` or `epoll`.
+    pub io: Written<String>,
+    /// `spin`, `park` or `spin-then-park`.
+    pub wait: Written<String>,
+    /// `strict` or `lazy`.
+    pub promotion: Written<String>,
+    /// How long `spin-then-park` spins.
+    pub spin_us: Written<i64>,
+    /// Packets per claim.
+    pub quota: Written<i64>,
+    /// Events per turn.
+    pub batch: Written<i64>,
+    /// SCHED_FIFO priority, 0 for none.
+    pub priority: Written<i64>,
+}
+
+/// `[[channel]]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Channel {
+    /// Number.
+    pub id: Written<i64>,
+    /// Name.
+    pub name: Written<String>,
+    /// Name of the feed.
+    pub feed: Written<String>,
+    /// Number of the group.
+    pub group: Written<i64>,
+    /// Name of the pool.
+    pub pool: Written<String>,
+    /// Names of the schemas.
+    pub schemas: Option<Spanned<Vec<Spanned<String>>>>,
+    /// Trading date, `YYYY-MM-DD`, in quotes.
+    pub date: Written<String>,
+    /// Reorder window.
+    pub window_packets: Written<i64>,
+    /// Gap timer.
+    pub gap_timeout_us: Written<i64>,
+    /// Silence alarm.
+    pub line_silence_ms: Written<i64>,
+    /// Live orders.
+    pub orders_max: Written<i64>,
+    /// Price levels.
+    pub levels_max: Written<i64>,
+    /// Instruments.
+    pub instruments_max: Written<i64>,
+    /// `hash` or `paged`.
+    pub order_store: Written<String>,
+    /// `[[channel.line]]`
+    #[serde(default)]
+    pub line: Vec<Spanned<Line>>,
+    /// `[channel.recovery]`
+    pub recovery: Option<Spanned<Recovery>>,
+}
+
+/// `[[channel.line]]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Line {
+    /// A letter from `A`.
+    pub name: Written<String>,
+    /// Group and port.
+    pub group: Written<String>,
+    /// Name or address of the interface.
+    pub interface: Written<String>,
+    /// Addresses of the senders.
+    pub source: Option<Spanned<Vec<Spanned<String>>>>,
+    /// Socket buffer.
+    pub receive_buffer_bytes: Written<i64>,
+    /// Busy polling, 0 for none.
+    pub busy_poll_us: Written<i64>,
+}
+
+/// `[channel.recovery]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recovery {
+    /// Address and port.
+    pub server: Written<String>,
+    /// How long an answer may take.
+    pub timeout_ms: Written<i64>,
+    /// How often one range is asked for.
+    pub attempts_max: Written<i64>,
+    /// Messages per request.
+    pub messages_per_request_max: Written<i64>,
+}
+
+/// `[[output]]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Output {
+    /// Numbers of the groups.
+    pub groups: Option<Spanned<Vec<Spanned<i64>>>>,
+    /// Largest UDP payload.
+    pub payload_bytes_max: Written<i64>,
+    /// Heartbeat of idle channels.
+    pub heartbeat_ms: Written<i64>,
+    /// `[[output.line]]`
+    #[serde(default)]
+    pub line: Vec<Spanned<OutputLine>>,
+}
+
+/// `[[output.line]]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OutputLine {
+    /// Address and port.
+    pub address: Written<String>,
+    /// Name or address of the interface.
+    pub interface: Written<String>,
+    /// Hops.
+    pub ttl: Written<i64>,
+    /// Whether this host hears it.
+    pub loopback: Written<bool>,
+}
+
+/// `[retransmission]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Retransmission {
+    /// Address and port.
+    pub listen: Written<String>,
+    /// Networks that are answered.
+    pub allowed: Option<Spanned<Vec<Spanned<String>>>>,
+    /// Per requester.
+    pub requests_per_second: Written<i64>,
+    /// Per requester.
+    pub bytes_per_second: Written<i64>,
+    /// Packets per answer.
+    pub packets_per_request_max: Written<i64>,
+    /// Requesters remembered.
+    pub requesters_max: Written<i64>,
+}
+
+/// `[latency]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Latency {
+    /// Directory of the interval logs.
+    pub directory: Written<String>,
+    /// Length of an interval.
+    pub interval_ms: Written<i64>,
+    /// Precision.
+    pub significant_digits: Written<i64>,
+}
+
+/// `[log]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Log {
+    /// `error`, `warn`, `info`, `debug` or `trace`.
+    pub level: Written<String>,
+}

@@ -1,0 +1,88 @@
+//! Bounds and defaults of every number in the configuration, with the reason for the default.
+
+/// What a number may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// Smallest value allowed.
+    pub min: i64,
+    /// Largest value allowed.
+    pub max: i64,
+    /// Taken where the key is absent.
+    pub default: i64,
+    /// Unit, for messages.
+    pub unit: &'static str,
+}
+
+const fn bound(min: i64, max: i64, default: i64, unit: &'static str) -> Bound {
+    assert!(min <= default && default <= max, "a default must be allowed");
+    Bound { min, max, default, unit }
+}
+
+/// Stands in the low 8 bits of every epoch.
+pub const NODE: Bound = bound(0, 255, 0, "node number");
+/// One segment holds seconds of a busy channel; short enough that making the next one costs little.
+pub const SEGMENT_BYTES: Bound = bound(1 << 20, 1 << 34, 64 << 20, "bytes");
+/// Four default segments: tens of seconds of a busy channel, for late joiners and retransmission.
+pub const RETENTION_BYTES: Bound = bound(2 << 20, 1 << 40, 256 << 20, "bytes");
+/// An hour; 0 keeps entries until their space is needed.
+pub const RETENTION_SECONDS: Bound = bound(0, 30 * 86_400, 3_600, "seconds");
+/// Threads without a core of their own; for trying things out.
+pub const THREADS: Bound = bound(1, 64, 1, "threads");
+/// Cores the kernel can name.
+pub const CORE: Bound = bound(0, 1_023, 0, "core number");
+/// Packets one claim may process before other channels get a turn: keeps one hot channel from holding a thread.
+pub const QUOTA: Bound = bound(1, 4_096, 64, "packets");
+/// Events claimed in one turn: measured between 8 and 64, where the cost per event is flat.
+pub const BATCH: Bound = bound(1, 256, 32, "events");
+/// How long a leader of `spin-then-park` looks before it blocks: a few times what a wake costs.
+pub const SPIN_US: Bound = bound(1, 1_000_000, 50, "microseconds");
+/// SCHED_FIFO priority; 0 leaves the thread in the ordinary class.
+pub const PRIORITY: Bound = bound(0, 99, 0, "SCHED_FIFO priority");
+/// Number of a channel in published packets.
+pub const CHANNEL_ID: Bound = bound(0, 65_535, 0, "channel number");
+/// Number of a group in published packets.
+pub const GROUP_ID: Bound = bound(0, 65_535, 1, "group number");
+/// Larger than what one drain of all lines can bring, so that draining one line first makes no false gap.
+pub const WINDOW_PACKETS: Bound = bound(16, 65_536, 1_024, "packets");
+/// Longer than the usual skew of two lines within one site, shorter than anyone would wait for a book.
+pub const GAP_TIMEOUT_US: Bound = bound(1, 60_000_000, 2_000, "microseconds");
+/// Venues send heartbeats once a second; three of them missing is silence.
+pub const LINE_SILENCE_MS: Bound = bound(10, 3_600_000, 3_000, "milliseconds");
+/// Live orders of a whole by-order channel. The busiest days stay below two million.
+pub const ORDERS_MAX: Bound = bound(1_024, 1 << 28, 2 << 20, "orders");
+/// Price levels of a whole channel, both sides of all instruments.
+pub const LEVELS_MAX: Bound = bound(1_024, 1 << 28, 1 << 20, "levels");
+/// Instruments of a channel. Stock locates are 16 bits wide; about 12,000 are in use.
+pub const INSTRUMENTS_MAX: Bound = bound(1, 65_536, 16_384, "instruments");
+/// A burst of 10 ms at ten gigabit; the kernel may cap it, which is warned about.
+pub const RECEIVE_BUFFER_BYTES: Bound = bound(4_096, 1 << 30, 16 << 20, "bytes");
+/// `SO_BUSY_POLL`; 0 leaves the socket as the system has it.
+pub const BUSY_POLL_US: Bound = bound(0, 10_000, 0, "microseconds");
+/// Retransmission servers answer within a round trip; this is one of a few milliseconds.
+pub const RECOVERY_TIMEOUT_MS: Bound = bound(1, 60_000, 20, "milliseconds");
+/// How often one range is asked for before it is declared missing.
+pub const ATTEMPTS_MAX: Bound = bound(1, 100, 3, "attempts");
+/// Messages in one request; servers answer with what fits a packet and are asked again for the rest.
+pub const MESSAGES_PER_REQUEST_MAX: Bound = bound(1, 65_534, 1_000, "messages");
+/// Multicast stays in the local network unless told otherwise.
+pub const TTL: Bound = bound(0, 255, 1, "hops");
+/// UDP payload of an unfragmented Ethernet packet. The least holds the largest single record with its headers.
+pub const PAYLOAD_BYTES_MAX: Bound = bound(576, 8_972, 1_472, "bytes");
+/// How long a receiver may be left without word of an idle channel.
+pub const HEARTBEAT_MS: Bound = bound(1, 60_000, 1_000, "milliseconds");
+/// Retransmission requests answered, per requester.
+pub const REQUESTS_PER_SECOND: Bound = bound(1, 1_000_000, 1_000, "requests per second");
+/// Bytes of answers, per requester: a tenth of a gigabit link.
+pub const BYTES_PER_SECOND: Bound = bound(1_472, 10_000_000_000, 12_500_000, "bytes per second");
+/// Requesters remembered at a time, for their budgets.
+pub const REQUESTERS_MAX: Bound = bound(1, 65_536, 256, "requesters");
+/// Packets in the answer to one request.
+pub const PACKETS_PER_REQUEST_MAX: Bound = bound(1, 65_536, 256, "packets");
+/// Latency intervals: short enough to see a burst, long enough that the log stays small.
+pub const LATENCY_INTERVAL_MS: Bound = bound(100, 3_600_000, 1_000, "milliseconds");
+/// Two digits keep every percentile within 1 %; three take eight times the memory.
+pub const SIGNIFICANT_DIGITS: Bound = bound(1, 3, 2, "digits");
+/// Lines of one channel; one number stays with the retransmission server's answers.
+pub const LINES_MAX: usize = 7;
+/// Lines of one output.
+pub const OUTPUT_LINES_MAX: usize = 2;

@@ -1,0 +1,229 @@
+//! From the file as written to the configuration in force. Every problem is noted and the next key looked at.
+
+mod channels;
+mod outputs;
+mod pools;
+
+use std::{fs, net::SocketAddrV4, ops::Range, path::Path, str::FromStr};
+
+use toml::Spanned;
+
+use super::{
+    error::{ConfigError, Problem},
+    file::{self, Written},
+    limits::{self, Bound},
+    resolved::{GatewayConfig, Interface, LatencyConfig, LogConfig, LogLevel, Resolved},
+    source::{Source, nearest},
+};
+
+impl Resolved {
+    /// Reads and checks a configuration file.
+    ///
+    /// # Errors
+    /// When it cannot be read, or with everything that is wrong with it.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        Self::from_text(path, &text)
+    }
+
+    /// Checks a configuration that is already in memory; `path` is what messages call it.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn from_text(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let source = Source { path, text };
+        let file = source.parse().map_err(|problem| ConfigError::Wrong(vec![problem]))?;
+        let mut resolver = Resolver { source, problems: Vec::new(), warnings: Vec::new() };
+        let resolved = resolver.file(&file);
+        let Resolver { mut problems, .. } = resolver;
+        if problems.is_empty() {
+            return Ok(resolved);
+        }
+        problems.sort_by_key(|problem| (problem.line, problem.column));
+        Err(ConfigError::Wrong(problems))
+    }
+}
+
+/// Turns written values into checked ones. Where a value is wrong the problem is noted and its default stands in, so
+/// that the rest can be checked too; what comes out is used only if no problem was noted.
+struct Resolver<'a> {
+    source: Source<'a>,
+    problems: Vec<Problem>,
+    warnings: Vec<String>,
+}
+
+impl Resolver<'_> {
+    fn file(&mut self, file: &file::File) -> Resolved {
+        let gateway = self.gateway(&file.gateway);
+        let pools = self.pools(file);
+        let channels = self.channels(file, &pools);
+        let outputs = self.outputs(file, &channels);
+        let retransmission = file.retransmission.as_ref().map(|written| self.retransmission(written));
+        let none = file::Latency::default();
+        let latency = self.latency(file.latency.as_ref().unwrap_or(&none));
+        let level = file.log.as_ref().and_then(|log| log.level.as_ref());
+        let log = LogConfig { level: self.one_of(level, LogLevel::NAMES).unwrap_or_default() };
+        let warnings = std::mem::take(&mut self.warnings);
+        let path = self.source.path.to_owned();
+        Resolved { path, gateway, pools, channels, outputs, retransmission, latency, log, warnings }
+    }
+
+    fn gateway(&mut self, written: &Spanned<file::Gateway>) -> GatewayConfig {
+        let gateway = written.get_ref();
+        let segment_bytes: u64 = self.number(&gateway.segment_bytes, limits::SEGMENT_BYTES);
+        let retention_bytes: u64 = self.number(&gateway.retention_bytes, limits::RETENTION_BYTES);
+        let retention_seconds: u64 = self.number(&gateway.retention_seconds, limits::RETENTION_SECONDS);
+        let place = first_place([&gateway.retention_bytes, &gateway.segment_bytes]).unwrap_or_else(|| written.span());
+        if retention_bytes < 2 * segment_bytes || !retention_bytes.is_multiple_of(segment_bytes) {
+            self.wrong(
+                &place,
+                format!(
+                    "retention_bytes = {retention_bytes}: must be at least 2 and a whole number of segments; \
+                     it is {:.2} segments of {segment_bytes} bytes",
+                    ratio(retention_bytes, segment_bytes)
+                ),
+            );
+        }
+        let state_file = self.required(&gateway.state_file, &written.span(), "state_file");
+        GatewayConfig {
+            node: self.number(&gateway.node, limits::NODE),
+            state_file: state_file.map(Into::into).unwrap_or_default(),
+            log_dir: text(&gateway.log_dir).unwrap_or("/dev/shm/mdgw").into(),
+            segment_bytes,
+            retention_bytes,
+            retention_ns: (retention_seconds > 0).then_some(retention_seconds * NS_PER_SECOND),
+        }
+    }
+
+    fn latency(&mut self, latency: &file::Latency) -> LatencyConfig {
+        LatencyConfig {
+            directory: text(&latency.directory).map(Into::into),
+            interval_ns: self.number::<u64>(&latency.interval_ms, limits::LATENCY_INTERVAL_MS) * NS_PER_MS,
+            significant_digits: self.number(&latency.significant_digits, limits::SIGNIFICANT_DIGITS),
+        }
+    }
+
+    fn wrong(&mut self, place: &Range<usize>, message: impl AsRef<str>) {
+        self.problems.push(self.source.problem(place, message.as_ref()));
+    }
+
+    /// A number within its bounds, or its default.
+    fn number<T: TryFrom<i64>>(&mut self, written: &Written<i64>, bound: Bound) -> T {
+        let value = match written {
+            None => bound.default,
+            Some(value) if (bound.min..=bound.max).contains(value.get_ref()) => *value.get_ref(),
+            Some(value) => {
+                let Bound { min, max, default, unit } = bound;
+                let message = format!("{}: must be {min} to {max} ({unit})", value.get_ref());
+                self.wrong(&value.span(), message);
+                default
+            }
+        };
+        T::try_from(value).unwrap_or_else(|_| unreachable!("every bound fits the type it is resolved to"))
+    }
+
+    /// A number that has no default; `name` and `table` say what is missing where.
+    fn required_number<T: TryFrom<i64>>(
+        &mut self,
+        written: &Written<i64>,
+        bound: Bound,
+        table: &Range<usize>,
+        name: &str,
+    ) -> T {
+        self.required(written, table, name);
+        self.number(written, bound)
+    }
+
+    fn required<'w, T>(&mut self, written: &'w Written<T>, table: &Range<usize>, name: &str) -> Option<&'w T> {
+        if written.is_none() {
+            self.wrong(table, format!("`{name}` is missing"));
+        }
+        written.as_ref().map(Spanned::get_ref)
+    }
+
+    /// The value with that name.
+    fn one_of<T: Copy>(&mut self, written: Option<&Spanned<String>>, names: &[(T, &'static str)]) -> Option<T> {
+        let written = written?;
+        let found = names.iter().find(|(_, name)| name == written.get_ref());
+        if found.is_none() {
+            let known: Vec<&str> = names.iter().map(|(_, name)| *name).collect();
+            self.unknown(written, &known);
+        }
+        found.map(|(value, _)| *value)
+    }
+
+    fn unknown(&mut self, written: &Spanned<String>, known: &[&str]) {
+        let hint =
+            nearest(written.get_ref(), known).map_or_else(String::new, |near| format!("did you mean {near:?}? "));
+        let known = known.join(", ");
+        self.wrong(&written.span(), format!("{:?}: {hint}must be one of: {known}", written.get_ref()));
+    }
+
+    fn parsed<T: FromStr>(&mut self, written: &Spanned<String>, expected: &str) -> Option<T> {
+        let parsed = written.get_ref().parse().ok();
+        if parsed.is_none() {
+            self.wrong(&written.span(), format!("{:?}: expected {expected}", written.get_ref()));
+        }
+        parsed
+    }
+
+    /// An address with a port other than 0.
+    fn address(&mut self, written: &Written<String>, table: &Range<usize>, name: &str) -> SocketAddrV4 {
+        self.required(written, table, name);
+        let address = written
+            .as_ref()
+            .and_then(|text| self.parsed(text, "IPv4 address and port, such as 233.54.12.111:26477"))
+            .unwrap_or(NOWHERE);
+        if let Some(text) = written
+            && address != NOWHERE
+            && (address.port() == 0 || address.ip().is_broadcast())
+        {
+            self.wrong(&text.span(), format!("{:?}: port must be 1 to 65535, no broadcast address", text.get_ref()));
+        }
+        address
+    }
+
+    fn interface(&mut self, written: &Written<String>, table: &Range<usize>) -> Interface {
+        let name = self.required(written, table, "interface").map_or("", String::as_str);
+        if let Ok(address) = name.parse() {
+            return Interface::Address(address);
+        }
+        let fits = (1..=INTERFACE_NAME_BYTES_MAX).contains(&name.len())
+            && !name.contains(|c: char| c == '/' || c.is_whitespace());
+        if let Some(written) = written
+            && !fits
+        {
+            self.wrong(
+                &written.span(),
+                format!("{name:?}: expected the name (1 to {INTERFACE_NAME_BYTES_MAX} bytes) or IPv4 address of an interface"),
+            );
+        }
+        Interface::Name(name.to_owned())
+    }
+}
+
+const NS_PER_US: u64 = 1_000;
+const NS_PER_MS: u64 = 1_000_000;
+const NS_PER_SECOND: u64 = 1_000_000_000;
+
+/// `IFNAMSIZ` less its closing zero.
+const INTERFACE_NAME_BYTES_MAX: usize = 15;
+
+/// Stands in for an address that could not be read.
+const NOWHERE: SocketAddrV4 = SocketAddrV4::new(std::net::Ipv4Addr::UNSPECIFIED, 0);
+
+fn text(written: &Written<String>) -> Option<&str> {
+    written.as_ref().map(|text| text.get_ref().as_str())
+}
+
+fn first_place<const N: usize>(written: [&Written<i64>; N]) -> Option<Range<usize>> {
+    written.into_iter().flatten().next().map(Spanned::span)
+}
+
+#[allow(clippy::cast_precision_loss, reason = "for a message with two decimals")]
+fn ratio(bytes: u64, unit_bytes: u64) -> f64 {
+    bytes as f64 / unit_bytes as f64
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+//! `[[output]]`, `[[output.line]]` and `[retransmission]`
+
+use mdgw_feeds::identity::GroupId;
+use toml::Spanned;
+
+use super::{NOWHERE, NS_PER_MS, Resolver};
+use crate::config::{
+    file, limits,
+    resolved::{ChannelSetup, Network, OutputConfig, OutputLine, RetransmissionConfig, RetransmissionLimits},
+};
+
+impl Resolver<'_> {
+    pub(super) fn outputs(&mut self, file: &file::File, channels: &[ChannelSetup]) -> Vec<OutputConfig> {
+        let mut outputs: Vec<OutputConfig> = Vec::new();
+        for written in &file.output {
+            let output = self.output(written, &outputs, channels);
+            outputs.push(output);
+        }
+        for channel in channels {
+            if !outputs.iter().any(|output| output.groups.contains(&channel.group)) {
+                self.warnings.push(format!(
+                    "channel {:?} is in group {}, which no [[output]] carries: it goes to its publication log and nowhere else",
+                    channel.name, channel.group.0
+                ));
+            }
+        }
+        outputs
+    }
+
+    fn output(
+        &mut self,
+        written: &Spanned<file::Output>,
+        others: &[OutputConfig],
+        channels: &[ChannelSetup],
+    ) -> OutputConfig {
+        let (output, table) = (written.get_ref(), written.span());
+        let mut groups: Vec<GroupId> = Vec::new();
+        self.required(&output.groups, &table, "groups");
+        for number in output.groups.iter().flat_map(|list| list.get_ref()) {
+            let group = GroupId(self.number(&Some(number.clone()), limits::GROUP_ID));
+            if groups.contains(&group) || others.iter().any(|other| other.groups.contains(&group)) {
+                self.wrong(&number.span(), format!("{}: an output carries this group already", group.0));
+            }
+            if !channels.iter().any(|channel| channel.group == group) {
+                self.warnings.push(format!("output of group {}: no channel is in this group", group.0));
+            }
+            groups.push(group);
+        }
+        if output.line.is_empty() || output.line.len() > limits::OUTPUT_LINES_MAX {
+            let (count, max) = (output.line.len(), limits::OUTPUT_LINES_MAX);
+            self.wrong(&table, format!("{count} lines: must have 1 to {max} [[output.line]]"));
+        }
+        let mut lines: Vec<OutputLine> = Vec::new();
+        for written in &output.line {
+            let line = self.output_line(written);
+            self.free_address(written, &line, &lines, others, channels);
+            lines.push(line);
+        }
+        OutputConfig {
+            groups,
+            lines,
+            payload_bytes_max: self.number(&output.payload_bytes_max, limits::PAYLOAD_BYTES_MAX),
+            heartbeat_ns: self.number::<u64>(&output.heartbeat_ms, limits::HEARTBEAT_MS) * NS_PER_MS,
+        }
+    }
+
+    fn output_line(&mut self, written: &Spanned<file::OutputLine>) -> OutputLine {
+        let (line, table) = (written.get_ref(), written.span());
+        OutputLine {
+            address: self.address(&line.address, &table, "address"),
+            interface: self.interface(&line.interface, &table),
+            ttl: self.number(&line.ttl, limits::TTL),
+            loopback: line.loopback.as_ref().is_some_and(|written| *written.get_ref()),
+        }
+    }
+
+    /// An output's address belongs to no other output line on that interface and to no input.
+    fn free_address(
+        &mut self,
+        written: &Spanned<file::OutputLine>,
+        line: &OutputLine,
+        siblings: &[OutputLine],
+        others: &[OutputConfig],
+        channels: &[ChannelSetup],
+    ) {
+        if line.address == NOWHERE {
+            return;
+        }
+        let place = written.get_ref().address.as_ref().map_or_else(|| written.span(), Spanned::span);
+        let mut out = siblings.iter().chain(others.iter().flat_map(|other| &other.lines));
+        if out.any(|other| other.address == line.address && other.interface == line.interface) {
+            let message = format!("{} on {}: another output line sends there", line.address, line.interface);
+            self.wrong(&place, message);
+        }
+        for channel in channels {
+            if let Some(input) = channel.lines.iter().find(|input| input.group == line.address) {
+                self.wrong(
+                    &place,
+                    format!(
+                        "{}: line {} of channel {:?} listens there; the gateway would read its own output",
+                        line.address, input.line, channel.name
+                    ),
+                );
+            }
+        }
+    }
+
+    pub(super) fn retransmission(&mut self, written: &Spanned<file::Retransmission>) -> RetransmissionConfig {
+        let (service, table) = (written.get_ref(), written.span());
+        self.required(&service.allowed, &table, "allowed");
+        let networks = service.allowed.iter().flat_map(|list| list.get_ref());
+        let allowed: Vec<Network> = networks
+            .filter_map(|text| self.parsed(text, "a network without host bits, such as \"10.1.0.0/16\""))
+            .collect();
+        if allowed.iter().any(|network| network.is_everyone()) {
+            self.warnings.push("retransmission answers everyone: forged senders can turn it against others".to_owned());
+        }
+        if service.allowed.as_ref().is_some_and(|list| list.get_ref().is_empty()) {
+            self.warnings.push("retransmission answers nobody: `allowed` is empty".to_owned());
+        }
+        RetransmissionConfig {
+            listen: self.address(&service.listen, &table, "listen"),
+            limits: RetransmissionLimits {
+                allowed,
+                requests_per_second: self.number(&service.requests_per_second, limits::REQUESTS_PER_SECOND),
+                bytes_per_second: self.number(&service.bytes_per_second, limits::BYTES_PER_SECOND),
+                packets_per_request_max: self.number(&service.packets_per_request_max, limits::PACKETS_PER_REQUEST_MAX),
+                requesters_max: self.number(&service.requesters_max, limits::REQUESTERS_MAX),
+            },
+        }
+    }
+}

@@ -1,0 +1,343 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::path::Path;
+
+use expect_test::{Expect, expect};
+
+use crate::config::{
+    Changes, ConfigError, Resolved,
+    resolved::{LogLevel, Promotion, Threads, WaitPolicy},
+};
+
+const SMALL: &str = r#"[gateway]
+state_file = "state"
+
+[[pool]]
+name = "main"
+cores = [2]
+wait = "spin"
+
+[[channel]]
+id = 1
+name = "nasdaq"
+feed = "nasdaq-itch-5.0"
+
+[[channel.line]]
+group = "233.54.12.111:26477"
+interface = "lo"
+
+[[output]]
+groups = [1]
+
+[[output.line]]
+address = "239.1.1.1:31000"
+interface = "lo"
+
+[retransmission]
+listen = "127.0.0.1:31100"
+allowed = ["127.0.0.0/8"]
+"#;
+
+fn load(text: &str) -> Result<Resolved, ConfigError> {
+    Resolved::from_text(Path::new("x.toml"), text)
+}
+
+/// Replaces `from`, which must be there, by `to`.
+fn edited(from: &str, to: &str) -> String {
+    assert!(SMALL.contains(from), "{from}");
+    SMALL.replacen(from, to, 1)
+}
+
+fn refused(text: &str, expected: Expect) {
+    expected.assert_eq(&load(text).unwrap_err().to_string());
+}
+
+#[test]
+fn a_small_configuration_gets_its_defaults() {
+    let resolved = load(SMALL).unwrap();
+    assert_eq!(resolved.warnings, Vec::<String>::new());
+    let pool = &resolved.pools[0];
+    assert_eq!(
+        (&pool.threads, pool.wait, pool.promotion),
+        (&Threads::Pinned(vec![2]), WaitPolicy::Spin, Promotion::Strict)
+    );
+    let channel = &resolved.channels[0];
+    assert_eq!((channel.group.0, channel.pool, channel.gap_timeout_ns), (1, 0, 2_000_000));
+    assert!(channel.window_packets > pool.quota_packets * channel.lines.len());
+}
+
+#[test]
+fn promotion_follows_the_wait_policy_unless_given() {
+    let promotion = |text: &str| load(text).unwrap().pools[0].promotion;
+    assert_eq!(promotion(&edited("\"spin\"", "\"park\"")), Promotion::Lazy);
+    assert_eq!(promotion(&edited("\"spin\"", "\"park\"\npromotion = \"strict\"")), Promotion::Strict);
+}
+
+#[test]
+fn shipped_configurations_load() {
+    for name in ["mdgw.toml", "loopback.toml"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops/config").join(name);
+        let resolved = Resolved::load(&path).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(resolved.warnings, Vec::<String>::new(), "{name}");
+    }
+}
+
+#[test]
+fn defaults_in_the_shipped_comments_are_the_defaults() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops/config/mdgw.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let is_key = |line: &str| {
+        line.split_once(" = ").is_some_and(|(key, _)| key.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+    };
+    let mut uncommented = String::new();
+    let mut count = 0;
+    for line in text.lines() {
+        match line.strip_prefix("# ") {
+            Some(rest) if is_key(rest) && !rest.starts_with("date") => {
+                uncommented.push_str(rest);
+                count += 1;
+            }
+            _ => uncommented.push_str(line),
+        }
+        uncommented.push('\n');
+    }
+    assert!(count > 25, "{count} commented keys found");
+    let [plain, explicit] =
+        [&text, &uncommented].map(|text| Resolved::from_text(&path, text).unwrap_or_else(|e| panic!("{e}")));
+    assert_eq!(plain.settings(), explicit.settings());
+}
+
+#[test]
+fn unknown_keys_are_refused_with_the_likely_one() {
+    refused(
+        &edited("wait =", "wiat ="),
+        expect![
+            "x.toml:7:1: pool[0].wiat: unknown key `wiat`; did you mean `wait`? known here: name, cores, threads, io, wait, promotion, spin_us, quota, batch, priority"
+        ],
+    );
+    refused(
+        &edited("[[channel.line]]", "[[channel.lines]]"),
+        expect![
+            "x.toml:14:11: channel[0].lines[0]: unknown key `lines`; did you mean `line`? known here: id, name, feed, group, pool, schemas, date, window_packets, gap_timeout_us, line_silence_ms, orders_max, levels_max, instruments_max, order_store, line, recovery"
+        ],
+    );
+    refused(
+        &edited("[[output]]", "[[ouptut]]"),
+        expect![
+            "x.toml:18:3: ouptut[0]: unknown key `ouptut`; did you mean `output`? known here: gateway, pool, channel, output, retransmission, latency, log"
+        ],
+    );
+    refused(
+        &edited("id = 1", "id = 1\ncolour = 3"),
+        expect![
+            "x.toml:11:1: channel[0].colour: unknown key `colour`; known here: id, name, feed, group, pool, schemas, date, window_packets, gap_timeout_us, line_silence_ms, orders_max, levels_max, instruments_max, order_store, line, recovery"
+        ],
+    );
+}
+
+#[test]
+fn wrong_types_and_values_name_key_value_and_range() {
+    refused(
+        &edited("id = 1", "id = 70000"),
+        expect!["x.toml:10:6: channel[0].id: 70000: must be 0 to 65535 (channel number)"],
+    );
+    refused(
+        &edited("id = 1", "id = \"one\""),
+        expect![[r#"x.toml:10:6: channel[0].id: invalid type: string "one", expected a whole number"#]],
+    );
+    refused(
+        &edited("cores = [2]", "cores = [2, 4096]"),
+        expect!["x.toml:6:13: pool[0].cores[1]: 4096: must be 0 to 1023 (core number)"],
+    );
+    refused(
+        &edited("\"spin\"", "\"sleep\""),
+        expect![[r#"x.toml:7:8: pool[0].wait: "sleep": must be one of: spin, park, spin-then-park"#]],
+    );
+    refused(
+        &edited("nasdaq-itch-5.0", "nasdaq-itch-5"),
+        expect![[
+            r#"x.toml:12:8: channel[0].feed: "nasdaq-itch-5": did you mean "nasdaq-itch-5.0"? must be one of: nasdaq-itch-5.0, bx-itch-5.0, psx-itch-5.0, iex-tops-1.6, iex-deep-1.0"#
+        ]],
+    );
+    refused(
+        &edited("233.54.12.111:26477", "233.54.12.111"),
+        expect![[
+            r#"x.toml:15:9: channel[0].line[0].group: "233.54.12.111": expected IPv4 address and port, such as 233.54.12.111:26477"#
+        ]],
+    );
+    refused(
+        &edited("233.54.12.111:26477", "233.54.12.111:0"),
+        expect![[
+            r#"x.toml:15:9: channel[0].line[0].group: "233.54.12.111:0": port must be 1 to 65535, no broadcast address"#
+        ]],
+    );
+    refused(
+        &edited("127.0.0.0/8", "127.0.0.1/8"),
+        expect![[
+            r#"x.toml:27:12: retransmission.allowed[0]: "127.0.0.1/8": expected a network without host bits, such as "10.1.0.0/16""#
+        ]],
+    );
+    refused(
+        &edited("interface = \"lo\"", "interface = \"a name that is too long\""),
+        expect![[
+            r#"x.toml:16:13: channel[0].line[0].interface: "a name that is too long": expected the name (1 to 15 bytes) or IPv4 address of an interface"#
+        ]],
+    );
+    refused(
+        &edited("[[pool]]", "[pool]"),
+        expect!["x.toml:4:1: pool: there may be several of these: write [[pool]], with two brackets"],
+    );
+    refused(
+        &edited("id = 1", "id = "),
+        expect!["x.toml:10:6: id: string values must be quoted, expected literal string"],
+    );
+    refused(
+        &edited("id = 1", "id = 1\ndate = \"2019-02-30\""),
+        expect![[r#"x.toml:11:8: channel[0].date: "2019-02-30": expected a day, such as "2019-01-30""#]],
+    );
+}
+
+#[test]
+fn missing_keys_name_their_table() {
+    refused(&edited("state_file = \"state\"\n", ""), expect!["x.toml:1:1: gateway: `state_file` is missing"]);
+    refused(&edited("id = 1\n", ""), expect!["x.toml:9:1: channel[0]: `id` is missing"]);
+    refused(&edited("interface = \"lo\"\n", ""), expect!["x.toml:14:1: channel[0].line[0]: `interface` is missing"]);
+    refused("", expect!["x.toml:1:1: `gateway` is missing"]);
+    refused(
+        "[gateway]\n",
+        expect![[r#"
+            x.toml:1:1: gateway: `state_file` is missing
+            x.toml:1:1: there must be at least one [[pool]]
+            x.toml:1:1: there must be at least one [[channel]]"#]],
+    );
+}
+
+#[test]
+fn relations_between_keys_show_their_arithmetic() {
+    refused(
+        &edited("id = 1", "id = 1\nwindow_packets = 64"),
+        expect![[
+            r#"x.toml:11:18: channel[0].window_packets: window_packets = 64: must be more than one drain can bring: quota 64 of pool "main" x 1 lines = 64 packets"#
+        ]],
+    );
+    refused(
+        &edited("state_file", "segment_bytes = 1048576\nretention_bytes = 2621440\nstate_file"),
+        expect![
+            "x.toml:3:19: gateway.retention_bytes: retention_bytes = 2621440: must be at least 2 and a whole number of segments; it is 2.50 segments of 1048576 bytes"
+        ],
+    );
+}
+
+#[test]
+fn things_used_twice_are_refused() {
+    refused(
+        &edited("cores = [2]", "cores = [2, 2]"),
+        expect![[r#"x.toml:6:13: pool[0].cores[1]: 2: a thread of pool "main" is pinned to this core already"#]],
+    );
+    let second = "[[channel]]\nid = 1\nname = \"nasdaq\"\nfeed = \"bx-itch-5.0\"\n[[channel.line]]\ngroup = \"233.54.12.111:26477\"\ninterface = \"lo\"\n\n[[output]]";
+    refused(
+        &edited("[[output]]", second),
+        expect![[r#"
+        x.toml:19:6: channel[1].id: 1: channel "nasdaq" has this number
+        x.toml:20:8: channel[1].name: "nasdaq": another channel has this name
+        x.toml:23:9: channel[1].line[0].group: 233.54.12.111:26477 on lo: line A of channel "nasdaq" listens there already; what one reads the other would miss"#]],
+    );
+    refused(
+        &edited("239.1.1.1:31000", "233.54.12.111:26477"),
+        expect![[
+            r#"x.toml:22:11: output[0].line[0].address: 233.54.12.111:26477: line A of channel "nasdaq" listens there; the gateway would read its own output"#
+        ]],
+    );
+    let twice = "[[output.line]]\naddress = \"239.1.1.1:31000\"\ninterface = \"lo\"\n[[output.line]]";
+    refused(
+        &edited("[[output.line]]", twice),
+        expect!["x.toml:25:11: output[0].line[1].address: 239.1.1.1:31000 on lo: another output line sends there"],
+    );
+    refused(
+        &edited("groups = [1]", "groups = [1, 1]"),
+        expect!["x.toml:19:14: output[0].groups[1]: 1: an output carries this group already"],
+    );
+}
+
+#[test]
+fn what_a_feed_cannot_do_is_refused() {
+    let iex = edited("nasdaq-itch-5.0", "iex-tops-1.6");
+    let more = "id = 1\nschemas = [\"mbo\", \"mbp-10\", \"mbp-1\"]\norders_max = 5000";
+    refused(
+        &iex.replacen("id = 1", more, 1),
+        expect![[r#"
+        x.toml:11:12: channel[0].schemas[0]: "mbo": iex-tops-1.6 does not carry what this schema needs
+        x.toml:11:19: channel[0].schemas[1]: "mbp-10": iex-tops-1.6 does not carry what this schema needs
+        x.toml:12:14: channel[0].orders_max: iex-tops-1.6 tells no single orders, so there is nothing to limit or store"#]],
+    );
+    refused(
+        &iex.replacen("[[output]]", "[channel.recovery]\nserver = \"1.2.3.4:5\"\n[[output]]", 1),
+        expect![
+            "x.toml:18:1: channel[0].recovery: iex-tops-1.6 has no retransmission server for datagrams; leave this table out"
+        ],
+    );
+}
+
+#[test]
+fn pools_are_named_and_chosen() {
+    let two = edited("[[channel]]", "[[pool]]\nname = \"side\"\nthreads = 1\n\n[[channel]]");
+    refused(&two, expect!["x.toml:13:1: channel[0]: `pool` is missing: there are 2 to choose from"]);
+    assert_eq!(load(&two.replacen("id = 1", "id = 1\npool = \"side\"", 1)).unwrap().channels[0].pool, 1);
+    refused(
+        &two.replacen("id = 1", "id = 1\npool = \"sied\"", 1),
+        expect![[r#"x.toml:15:8: channel[0].pool: "sied": did you mean "side"? must be one of: main, side"#]],
+    );
+    refused(
+        &edited("cores = [2]", "threads = 2\npriority = 10"),
+        expect![[
+            r#"x.toml:7:12: pool[0].priority: 10: an unpinned thread that spins under SCHED_FIFO can hang the host; give the pool `cores` or take `wait = "park"`"#
+        ]],
+    );
+}
+
+#[test]
+fn the_same_group_may_be_read_twice_from_different_senders() {
+    let line = |source: &str| {
+        format!("[[channel.line]]\ngroup = \"233.54.12.111:26477\"\ninterface = \"lo\"\nsource = [\"{source}\"]\n\n")
+    };
+    let lines = |a: &str, b: &str| {
+        let (head, rest) = SMALL.split_once("[[channel.line]]").unwrap();
+        let (_, tail) = rest.split_once("[[output]]").unwrap();
+        format!("{head}{}{}[[output]]{tail}", line(a), line(b))
+    };
+    assert_eq!(load(&lines("10.0.0.1", "10.0.0.2")).unwrap().channels[0].lines.len(), 2);
+    refused(
+        &lines("10.0.0.1", "10.0.0.1"),
+        expect![[
+            r#"x.toml:20:9: channel[0].line[1].group: 233.54.12.111:26477 on lo: line A of channel "nasdaq" listens there already; what one reads the other would miss"#
+        ]],
+    );
+}
+
+#[test]
+fn a_reload_changes_what_may_change_and_nothing_else() {
+    let old = load(SMALL).unwrap();
+    assert_eq!(Resolved::diff_reloadable(&old, &old), Ok(Changes::default()));
+    let new = load(&format!(
+        "{}[log]\nlevel = \"debug\"\n[latency]\ninterval_ms = 500\n",
+        edited("127.0.0.0/8", "10.0.0.0/8")
+    ))
+    .unwrap();
+    let changes = Resolved::diff_reloadable(&old, &new).unwrap();
+    assert_eq!((changes.log_level, changes.latency_interval_ns), (Some(LogLevel::Debug), Some(500_000_000)));
+    assert_eq!(changes.retransmission.unwrap().allowed, ["10.0.0.0/8".parse().unwrap()]);
+
+    let new = load(&edited("cores = [2]", "cores = [3]").replace("[\"127.0.0.0/8\"]", "[]")).unwrap();
+    let refused = Resolved::diff_reloadable(&old, &new).unwrap_err();
+    let refused: Vec<String> =
+        refused.iter().map(|change| format!("{} {:?} {:?}", change.key, change.old, change.new)).collect();
+    assert_eq!(refused, ["pool.main.cores Some(\"[2]\") Some(\"[3]\")"]);
+}
+
+#[test]
+fn a_reload_neither_starts_nor_ends_the_retransmission_service() {
+    let old = load(SMALL).unwrap();
+    let new = load(SMALL.split_once("[retransmission]").unwrap().0).unwrap();
+    assert!(Resolved::diff_reloadable(&old, &new).is_err());
+    assert!(Resolved::diff_reloadable(&new, &old).is_err());
+}

@@ -1,0 +1,446 @@
+//! Configuration in force: checked, with defaults filled in and units in the types or names.
+
+use std::{
+    fmt,
+    net::{Ipv4Addr, SocketAddrV4},
+    path::PathBuf,
+};
+
+use mdgw_feeds::{
+    channel::{ChannelConfig, SchemaSet},
+    identity::{ChannelId, Feed, GroupId, Line},
+    time::TradingDate,
+};
+
+/// All of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resolved {
+    /// The file it came from.
+    pub path: PathBuf,
+    /// What concerns the whole gateway.
+    pub gateway: GatewayConfig,
+    /// Thread pools, at least one.
+    pub pools: Vec<PoolConfig>,
+    /// Channels, at least one, in the file's order.
+    pub channels: Vec<ChannelSetup>,
+    /// Where the streams go; each group in at most one of them.
+    pub outputs: Vec<OutputConfig>,
+    /// The retransmission service, if there is to be one.
+    pub retransmission: Option<RetransmissionConfig>,
+    /// Latency logs.
+    pub latency: LatencyConfig,
+    /// Log messages.
+    pub log: LogConfig,
+    /// What is allowed but worth a look.
+    pub warnings: Vec<String>,
+}
+
+/// What concerns the whole gateway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GatewayConfig {
+    /// Number of this gateway in every epoch it makes.
+    pub node: u8,
+    /// Epochs and restart counts, synced to disk.
+    pub state_file: PathBuf,
+    /// Directory of the publication logs, one directory in it per channel.
+    pub log_dir: PathBuf,
+    /// Size of one segment file of a publication log.
+    pub segment_bytes: u64,
+    /// What one channel's log may take before the oldest segment is recycled; a multiple of `segment_bytes`.
+    pub retention_bytes: u64,
+    /// How old an entry may become; `None`: as long as there is room.
+    pub retention_ns: Option<u64>,
+}
+
+/// One pool of threads over one handle set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolConfig {
+    /// Its name, by which channels choose it.
+    pub name: String,
+    /// Its threads and where they run.
+    pub threads: Threads,
+    /// The backend of its handle set.
+    pub io: IoBackend,
+    /// How its threads wait.
+    pub wait: WaitPolicy,
+    /// When a follower is promoted.
+    pub promotion: Promotion,
+    /// How long the leader of [`WaitPolicy::SpinThenPark`] looks before it blocks.
+    pub spin_ns: u64,
+    /// Packets one claim may process before the rest goes to the run queue.
+    pub quota_packets: usize,
+    /// Events claimed in one turn.
+    pub batch_events: usize,
+    /// SCHED_FIFO priority, if the threads are to have one.
+    pub priority: Option<u8>,
+}
+
+/// Threads of a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Threads {
+    /// One thread for each of these cores, pinned to it. A refused pin is an error.
+    Pinned(Vec<usize>),
+    /// So many threads, wherever the scheduler puts them.
+    Unpinned(usize),
+}
+
+impl Threads {
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        match self {
+            Self::Pinned(cores) => cores.len(),
+            Self::Unpinned(count) => *count,
+        }
+    }
+
+    /// Core of the thread with that number, from 0.
+    #[must_use]
+    pub fn core(&self, thread: usize) -> Option<usize> {
+        match self {
+            Self::Pinned(cores) => cores.get(thread).copied(),
+            Self::Unpinned(_) => None,
+        }
+    }
+}
+
+/// Backend of a handle set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoBackend {
+    /// Probe the kernel, fall back with a logged reason.
+    #[default]
+    Auto,
+    /// io_uring or nothing.
+    IoUring,
+    /// epoll.
+    Epoll,
+}
+
+/// How the threads of a pool wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WaitPolicy {
+    /// Leader and next follower spin; each has its core to itself.
+    Spin,
+    /// All sleep in the kernel.
+    Park,
+    /// The leader spins a while, then sleeps; followers sleep.
+    #[default]
+    SpinThenPark,
+}
+
+/// When a follower is promoted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promotion {
+    /// Always before processing.
+    Strict,
+    /// Before processing only when that is expected to take longer than a wake costs.
+    Lazy,
+}
+
+/// A channel, its lines and its limits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChannelSetup {
+    /// Number in published packets; unique.
+    pub id: ChannelId,
+    /// Name in reports; unique.
+    pub name: String,
+    /// What it decodes.
+    pub feed: Feed,
+    /// The group that it belongs to.
+    pub group: GroupId,
+    /// Index of its pool in [`Resolved::pools`].
+    pub pool: usize,
+    /// What it publishes.
+    pub schemas: SchemaSet,
+    /// Trading date, where it is not to be taken from the input.
+    pub date: Option<TradingDate>,
+    /// Packets that may wait for a missing one.
+    pub window_packets: usize,
+    /// How long other lines have to fill a gap before it is asked for, or declared.
+    pub gap_timeout_ns: u64,
+    /// A line without packet or heartbeat for so long is an alarm.
+    pub line_silence_ns: u64,
+    /// Limits of the books.
+    pub book: BookLimits,
+    /// Its lines, by number from [`Line::A`], at least one.
+    pub lines: Vec<LineConfig>,
+    /// The venue's retransmission server.
+    pub recovery: Option<RecoveryConfig>,
+}
+
+impl ChannelSetup {
+    /// The part that the sans-I/O channel wants to know.
+    #[must_use]
+    pub fn channel_config(&self) -> ChannelConfig {
+        ChannelConfig { id: self.id, feed: self.feed, schemas: self.schemas, date: self.date }
+    }
+}
+
+/// What the books of one channel may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BookLimits {
+    /// Live orders.
+    pub orders_max: usize,
+    /// Price levels, both sides of all instruments.
+    pub levels_max: usize,
+    /// Instruments.
+    pub instruments_max: usize,
+    /// How an order is found by its number.
+    pub order_store: OrderStore,
+}
+
+/// How an order is found by its number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OrderStore {
+    /// Open-addressing hash: any number, bounded memory.
+    #[default]
+    Hash,
+    /// Array of pages: faster, for venues that number their orders densely.
+    Paged,
+}
+
+/// One line of a channel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LineConfig {
+    /// Its number.
+    pub line: Line,
+    /// Group and port. A unicast address is bound without a join.
+    pub group: SocketAddrV4,
+    /// The interface on which the group is joined.
+    pub interface: Interface,
+    /// Senders that are believed; empty: any. Joined source by source.
+    pub sources: Vec<Ipv4Addr>,
+    /// `SO_RCVBUF` to ask for.
+    pub receive_buffer_bytes: usize,
+    /// `SO_BUSY_POLL`, if it is to be set.
+    pub busy_poll_us: Option<u32>,
+}
+
+/// A network interface, as the configuration names it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Interface {
+    /// By name: `lo`, `eth0`.
+    Name(String),
+    /// By one of its addresses.
+    Address(Ipv4Addr),
+}
+
+/// The venue's retransmission server of a channel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecoveryConfig {
+    /// Where it listens.
+    pub server: SocketAddrV4,
+    /// How long an answer may take.
+    pub timeout_ns: u64,
+    /// How often one range is asked for.
+    pub attempts_max: u32,
+    /// Messages asked for in one request.
+    pub messages_per_request_max: u16,
+}
+
+/// Where the packets of some groups go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputConfig {
+    /// The groups.
+    pub groups: Vec<GroupId>,
+    /// One or two lines that carry the same packets.
+    pub lines: Vec<OutputLine>,
+    /// Largest UDP payload.
+    pub payload_bytes_max: usize,
+    /// Idle channels send a heartbeat so often.
+    pub heartbeat_ns: u64,
+}
+
+/// One line of an output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputLine {
+    /// Multicast group (or a single receiver) and port.
+    pub address: SocketAddrV4,
+    /// The interface that it leaves by.
+    pub interface: Interface,
+    /// Hops.
+    pub ttl: u32,
+    /// Whether receivers on this host get it too.
+    pub loopback: bool,
+}
+
+/// The retransmission service for our own subscribers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RetransmissionConfig {
+    /// Where it listens.
+    pub listen: SocketAddrV4,
+    /// Who is answered.
+    pub limits: RetransmissionLimits,
+}
+
+/// Who is answered, and how much. All of it may change while the gateway runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RetransmissionLimits {
+    /// Networks that are answered; others are counted and left without answer.
+    pub allowed: Vec<Network>,
+    /// Requests per requester.
+    pub requests_per_second: u32,
+    /// Bytes of answers per requester.
+    pub bytes_per_second: u64,
+    /// Packets in the answer to one request.
+    pub packets_per_request_max: u32,
+    /// Requesters remembered at a time.
+    pub requesters_max: usize,
+}
+
+/// An IPv4 network in CIDR form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    address: Ipv4Addr,
+    prefix_bits: u8,
+}
+
+impl Network {
+    /// From an address and a prefix length of 0..=32; `None` where bits beyond the prefix are set.
+    #[must_use]
+    pub fn new(address: Ipv4Addr, prefix_bits: u8) -> Option<Self> {
+        (prefix_bits <= 32 && address.to_bits() & !mask(prefix_bits) == 0).then_some(Self { address, prefix_bits })
+    }
+
+    /// Whether that host is in it.
+    #[must_use]
+    pub fn contains(self, host: Ipv4Addr) -> bool {
+        host.to_bits() & mask(self.prefix_bits) == self.address.to_bits()
+    }
+
+    /// Whether every host is.
+    #[must_use]
+    pub fn is_everyone(self) -> bool {
+        self.prefix_bits == 0
+    }
+}
+
+impl std::str::FromStr for Network {
+    type Err = InvalidNetwork;
+
+    /// `10.1.0.0/16`; an address without prefix is that host.
+    fn from_str(text: &str) -> Result<Self, InvalidNetwork> {
+        let (address, prefix) = text.split_once('/').unwrap_or((text, "32"));
+        let address = address.parse().map_err(|_| InvalidNetwork)?;
+        let prefix_bits = prefix.parse().map_err(|_| InvalidNetwork)?;
+        Self::new(address, prefix_bits).ok_or(InvalidNetwork)
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix_bits)
+    }
+}
+
+/// Text that is no network in CIDR form, or has host bits set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a network: expected an address and a prefix length without host bits, such as 10.1.0.0/16")]
+pub struct InvalidNetwork;
+
+/// Latency logs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LatencyConfig {
+    /// Directory of the interval logs; `None`: measured, but not written.
+    pub directory: Option<PathBuf>,
+    /// Length of an interval.
+    pub interval_ns: u64,
+    /// Precision of the histograms.
+    pub significant_digits: u8,
+}
+
+/// Log messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogConfig {
+    /// The least important that is written.
+    pub level: LogLevel,
+}
+
+/// How much is logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LogLevel {
+    /// Only what needs somebody.
+    Error,
+    /// And what may.
+    Warn,
+    /// And what happened.
+    #[default]
+    Info,
+    /// And why.
+    Debug,
+    /// And each step of it (cold threads only: the hot path never logs).
+    Trace,
+}
+
+macro_rules! named {
+    ($type:ident { $($variant:ident = $name:literal),+ $(,)? }) => {
+        impl $type {
+            /// All values with the names that the configuration uses.
+            pub const NAMES: &'static [(Self, &'static str)] = &[$((Self::$variant, $name)),+];
+
+            /// Name in the configuration.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name),+ }
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+    };
+}
+
+named!(IoBackend { Auto = "auto", IoUring = "io_uring", Epoll = "epoll" });
+named!(WaitPolicy { Spin = "spin", Park = "park", SpinThenPark = "spin-then-park" });
+named!(Promotion { Strict = "strict", Lazy = "lazy" });
+named!(OrderStore { Hash = "hash", Paged = "paged" });
+named!(LogLevel { Error = "error", Warn = "warn", Info = "info", Debug = "debug", Trace = "trace" });
+
+impl WaitPolicy {
+    /// The promotion that goes with it unless configured: strict where a follower spins, lazy where followers park.
+    #[must_use]
+    pub fn default_promotion(self) -> Promotion {
+        match self {
+            Self::Spin => Promotion::Strict,
+            Self::Park | Self::SpinThenPark => Promotion::Lazy,
+        }
+    }
+}
+
+impl fmt::Display for Interface {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => f.write_str(name),
+            Self::Address(address) => address.fmt(f),
+        }
+    }
+}
+
+fn mask(prefix_bits: u8) -> u32 {
+    u32::MAX.checked_shl(32 - u32::from(prefix_bits)).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_hold_their_hosts_and_no_others() {
+        let network: Network = "10.1.0.0/16".parse().unwrap();
+        assert!(network.contains(Ipv4Addr::new(10, 1, 255, 255)));
+        assert!(!network.contains(Ipv4Addr::new(10, 2, 0, 0)));
+        assert!("0.0.0.0/0".parse::<Network>().unwrap().contains(Ipv4Addr::BROADCAST));
+        let host: Network = "127.0.0.1".parse().unwrap();
+        assert!(host.contains(Ipv4Addr::LOCALHOST) && !host.contains(Ipv4Addr::new(127, 0, 0, 2)));
+    }
+
+    #[test]
+    fn networks_with_host_bits_or_long_prefixes_are_refused() {
+        for text in ["10.1.2.0/16", "10.0.0.0/33", "10.0.0/8", "", "::1/128"] {
+            assert_eq!(text.parse::<Network>(), Err(InvalidNetwork), "{text}");
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Every setting in force as key and value: what `mdgw check` lists, what a latency report discloses, and what a
+//! reload compares.
+
+use std::fmt::{Debug, Display};
+
+use super::resolved::{
+    ChannelSetup, Interface, LineConfig, OutputConfig, OutputLine, PoolConfig, Resolved, RetransmissionConfig, Threads,
+};
+
+/// A key, such as `channel.nasdaq.line.A.group`, and its value in the file's notation.
+pub type Setting = (String, String);
+
+impl Resolved {
+    /// All settings in force, in the file's order. Pools, channels and lines stand under their names, outputs under
+    /// their groups, so that a key means the same after a reorder.
+    #[must_use]
+    pub fn settings(&self) -> Vec<Setting> {
+        let mut list = List::default();
+        let gateway = &self.gateway;
+        list.push("gateway.node", gateway.node);
+        list.push("gateway.state_file", quoted(gateway.state_file.display()));
+        list.push("gateway.log_dir", quoted(gateway.log_dir.display()));
+        list.push("gateway.segment_bytes", gateway.segment_bytes);
+        list.push("gateway.retention_bytes", gateway.retention_bytes);
+        list.push("gateway.retention_seconds", gateway.retention_ns.unwrap_or(0) / 1_000_000_000);
+        for pool in &self.pools {
+            list.pool(pool);
+        }
+        for channel in &self.channels {
+            list.channel(channel, &self.pools[channel.pool].name);
+        }
+        for output in &self.outputs {
+            list.output(output);
+        }
+        if let Some(service) = &self.retransmission {
+            list.retransmission(service);
+        }
+        let latency = &self.latency;
+        if let Some(directory) = &latency.directory {
+            list.push("latency.directory", quoted(directory.display()));
+        }
+        list.push("latency.interval_ms", latency.interval_ns / 1_000_000);
+        list.push("latency.significant_digits", latency.significant_digits);
+        list.push("log.level", quoted(self.log.level));
+        list.settings
+    }
+}
+
+#[derive(Default)]
+struct List {
+    prefix: String,
+    settings: Vec<Setting>,
+}
+
+impl List {
+    fn push(&mut self, key: &str, value: impl Display) {
+        self.settings.push((format!("{}{key}", self.prefix), value.to_string()));
+    }
+
+    fn under(&mut self, prefix: String, fill: impl FnOnce(&mut Self)) {
+        let outer = std::mem::replace(&mut self.prefix, prefix);
+        fill(self);
+        self.prefix = outer;
+    }
+
+    fn pool(&mut self, pool: &PoolConfig) {
+        self.under(format!("pool.{}.", pool.name), |list| {
+            match &pool.threads {
+                Threads::Pinned(cores) => list.push("cores", debug(cores)),
+                Threads::Unpinned(count) => list.push("threads", count),
+            }
+            list.push("io", quoted(pool.io));
+            list.push("wait", quoted(pool.wait));
+            list.push("promotion", quoted(pool.promotion));
+            list.push("spin_us", pool.spin_ns / 1_000);
+            list.push("quota", pool.quota_packets);
+            list.push("batch", pool.batch_events);
+            list.push("priority", pool.priority.unwrap_or(0));
+        });
+    }
+
+    fn channel(&mut self, channel: &ChannelSetup, pool: &str) {
+        self.under(format!("channel.{}.", channel.name), |list| {
+            list.push("id", channel.id.0);
+            list.push("feed", quoted(channel.feed));
+            list.push("group", channel.group.0);
+            list.push("pool", quoted(pool));
+            let schemas = mdgw_feeds::channel::SchemaSet::NAMES.into_iter();
+            let names = schemas.filter(|(schema, _)| channel.schemas.contains(*schema)).map(|(_, name)| name);
+            list.push("schemas", debug(&names.collect::<Vec<_>>()));
+            if let Some(date) = channel.date {
+                list.push("date", quoted(date));
+            }
+            list.push("window_packets", channel.window_packets);
+            list.push("gap_timeout_us", channel.gap_timeout_ns / 1_000);
+            list.push("line_silence_ms", channel.line_silence_ns / 1_000_000);
+            if channel.feed.is_by_order() {
+                list.push("orders_max", channel.book.orders_max);
+                list.push("order_store", quoted(channel.book.order_store));
+            }
+            list.push("levels_max", channel.book.levels_max);
+            list.push("instruments_max", channel.book.instruments_max);
+            if let Some(recovery) = &channel.recovery {
+                list.push("recovery.server", quoted(recovery.server));
+                list.push("recovery.timeout_ms", recovery.timeout_ns / 1_000_000);
+                list.push("recovery.attempts_max", recovery.attempts_max);
+                list.push("recovery.messages_per_request_max", recovery.messages_per_request_max);
+            }
+        });
+        for line in &channel.lines {
+            self.line(line, &channel.name);
+        }
+    }
+
+    fn line(&mut self, line: &LineConfig, channel: &str) {
+        self.under(format!("channel.{channel}.line.{}.", line.line), |list| {
+            list.push("group", quoted(line.group));
+            list.interface(&line.interface);
+            if !line.sources.is_empty() {
+                list.push("source", debug(&line.sources.iter().map(ToString::to_string).collect::<Vec<_>>()));
+            }
+            list.push("receive_buffer_bytes", line.receive_buffer_bytes);
+            list.push("busy_poll_us", line.busy_poll_us.unwrap_or(0));
+        });
+    }
+
+    fn output(&mut self, output: &OutputConfig) {
+        let groups: Vec<u16> = output.groups.iter().map(|group| group.0).collect();
+        let name = groups.iter().map(ToString::to_string).collect::<Vec<_>>().join("+");
+        self.under(format!("output.{name}."), |list| {
+            list.push("groups", debug(&groups));
+            list.push("payload_bytes_max", output.payload_bytes_max);
+            list.push("heartbeat_ms", output.heartbeat_ns / 1_000_000);
+        });
+        for (index, line) in output.lines.iter().enumerate() {
+            self.output_line(line, &format!("output.{name}.line[{index}]."));
+        }
+    }
+
+    fn output_line(&mut self, line: &OutputLine, prefix: &str) {
+        self.under(prefix.to_owned(), |list| {
+            list.push("address", quoted(line.address));
+            list.interface(&line.interface);
+            list.push("ttl", line.ttl);
+            list.push("loopback", line.loopback);
+        });
+    }
+
+    fn retransmission(&mut self, service: &RetransmissionConfig) {
+        self.under("retransmission.".to_owned(), |list| {
+            let limits = &service.limits;
+            list.push("listen", quoted(service.listen));
+            list.push("allowed", debug(&limits.allowed.iter().map(ToString::to_string).collect::<Vec<_>>()));
+            list.push("requests_per_second", limits.requests_per_second);
+            list.push("bytes_per_second", limits.bytes_per_second);
+            list.push("packets_per_request_max", limits.packets_per_request_max);
+            list.push("requesters_max", limits.requesters_max);
+        });
+    }
+
+    fn interface(&mut self, interface: &Interface) {
+        self.push("interface", quoted(interface));
+    }
+}
+
+fn quoted(value: impl Display) -> String {
+    format!("{:?}", value.to_string())
+}
+
+fn debug(value: &impl Debug) -> String {
+    format!("{value:?}")
+}
