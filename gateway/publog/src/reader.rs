@@ -131,7 +131,7 @@ impl Reader {
         loop {
             match self.peek().map(|entry| (entry.session == session, entry.first, entry.next)) {
                 Some((true, first, next)) if next > sequence || first >= sequence => return Ok(Sought::Found),
-                Some((true, ..)) => drop(self.next()),
+                Some((true, ..)) => _ = self.next(),
                 Some((false, ..)) | None => return Ok(Sought::Ahead),
             }
         }
