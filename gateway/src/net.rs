@@ -6,3 +6,5 @@ pub mod handle_set;
 pub mod probe;
 pub mod ring;
 pub mod sockets;
+#[cfg(test)]
+mod suite;

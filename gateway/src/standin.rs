@@ -1,4 +1,1 @@
-//! Venues that we play ourselves: for the demonstration, for rehearsals, for tests and benches.
-
-pub mod damage;
-pub mod random;
+//! (to come)

@@ -1,5 +1,11 @@
-//! System calls that the rest of the crate wants with a safe face: clocks, cores, scheduling, futexes.
+//! System calls that the rest of the crate wants with a safe face: clocks, cores, scheduling, futexes, socket options.
 
 pub mod affinity;
 pub mod clock;
+pub mod hardware_stamps;
+pub mod interfaces;
+#[cfg(test)]
+pub(crate) mod namespace;
+pub mod poll;
 pub mod scheduler;
+pub mod socket_options;

@@ -1,1 +1,134 @@
-//! (to come)
+//! The epoll backend: readiness from one edge-triggered set, `recvmmsg`, `sendmmsg`.
+//!
+//! The set is what "only the leader waits" means: readiness has no owner, so the lead can move to any thread without
+//! a hand-over. Its timer and its wake-up are descriptors in the set, so that the leader's wait is one wait. Neither
+//! is ever read: each expiry and each wake-up is an edge of its own, and arming the timer anew clears it.
+
+mod ready;
+
+use std::{
+    io,
+    os::fd::{BorrowedFd, RawFd},
+    sync::Arc,
+};
+
+use mdgw_feeds::{identity::Line, time::MonoNs};
+
+pub(in crate::net) use self::ready::{EVENTS_MAX, ReadySet, event_of};
+use super::{
+    batch::{ReceiveBatch, SendBatch},
+    handle_set::{Event, Handle, HandleSet, LineSet, ThreadIo, Wait},
+};
+
+/// The shared part.
+#[derive(Clone, Debug)]
+pub struct EpollSet {
+    ready: Arc<ReadySet>,
+}
+
+impl EpollSet {
+    /// An empty set.
+    ///
+    /// # Errors
+    /// When the kernel gives no descriptors.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { ready: Arc::new(ReadySet::new()?) })
+    }
+}
+
+impl HandleSet for EpollSet {
+    type Io = EpollIo;
+
+    fn thread_io(&self) -> io::Result<EpollIo> {
+        Ok(EpollIo { ready: Arc::clone(&self.ready), events: ready::no_events() })
+    }
+
+    fn add(&self, socket: BorrowedFd<'_>, handle: Handle) -> io::Result<()> {
+        self.ready.add(socket, handle)
+    }
+
+    fn remove(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        self.ready.remove(socket)
+    }
+
+    fn wake(&self) {
+        self.ready.wake();
+    }
+
+    fn set_timer(&self, at: Option<MonoNs>) {
+        self.ready.set_timer(at);
+    }
+}
+
+/// A thread's part: nothing but a place for events.
+#[derive(Debug)]
+pub struct EpollIo {
+    ready: Arc<ReadySet>,
+    events: Box<[libc::epoll_event; EVENTS_MAX]>,
+}
+
+impl ThreadIo for EpollIo {
+    fn wait(&mut self, wait: Wait, room: usize, events: &mut Vec<Event>) -> io::Result<()> {
+        let seen = self.ready.wait(wait, room, &mut self.events)?;
+        events.extend(seen.iter().map(event_of));
+        Ok(())
+    }
+
+    fn release_wait(&mut self) -> io::Result<()> {
+        Ok(()) // nothing waits once `wait` has returned
+    }
+
+    fn receive(&mut self, sockets: &[(Line, RawFd)], batch: &mut ReceiveBatch) -> io::Result<LineSet> {
+        receive_in_turn(sockets, batch)
+    }
+
+    fn lent(&mut self, _handle: Handle, _batch: &mut ReceiveBatch) {}
+
+    fn send(&mut self, packets: &SendBatch<'_>) -> io::Result<usize> {
+        packets.send_many()
+    }
+}
+
+/// One `recvmmsg` for each socket. The first error is returned when every socket has been tried: a fault of one line
+/// must not starve the other.
+pub(in crate::net) fn receive_in_turn(sockets: &[(Line, RawFd)], batch: &mut ReceiveBatch) -> io::Result<LineSet> {
+    let mut unfinished = LineSet::default();
+    let mut fault = None;
+    for &(line, socket) in sockets {
+        match receive_past_reports(line, socket, batch) {
+            Ok(true) => unfinished = unfinished.with(line),
+            Ok(false) => {}
+            Err(error) => fault = fault.or(Some(error)),
+        }
+    }
+    fault.map_or(Ok(unfinished), Err)
+}
+
+/// Reads a socket, passing over what it reports of earlier sends: a connected socket (the one to a retransmission
+/// server) returns the ICMP answers to them in front of its datagrams, each once.
+fn receive_past_reports(line: Line, socket: RawFd, batch: &mut ReceiveBatch) -> io::Result<bool> {
+    for _ in 0..REPORTS_MAX {
+        match batch.receive_many(line, socket) {
+            Err(error) if is_report(&error) => {}
+            other => return other,
+        }
+    }
+    Ok(true)
+}
+
+/// Whether the error tells of an earlier send and was cleared by being told.
+pub(in crate::net) fn is_report(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, HostUnreachable, Interrupted, NetworkUnreachable};
+    matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkUnreachable | Interrupted)
+}
+
+/// Reports passed over in one reading; then the socket counts as unfinished.
+const REPORTS_MAX: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::suite;
+
+    suite::for_each_promise!(several threads: || EpollSet::new().unwrap());
+}

@@ -259,7 +259,6 @@ mod tests {
             batch.push(&[2; HEADER_BYTES], &body[..1], OutputIndex(0)).unwrap();
             batch.push(&[3; HEADER_BYTES], &[], OutputIndex(1)).unwrap();
             assert_eq!(batch.send_many().unwrap(), 3);
-            drop(batch);
             assert_eq!(received(&first), [&[1; HEADER_BYTES][..], &[round; 100]].concat());
             assert_eq!(received(&first), [&[2; HEADER_BYTES][..], &[round]].concat());
             assert_eq!(received(&second), [3; HEADER_BYTES]);

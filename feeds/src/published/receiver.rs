@@ -1,1 +1,0 @@
-//! From datagrams of one group to whole messages, each once, in order.

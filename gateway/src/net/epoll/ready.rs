@@ -1,0 +1,161 @@
+//! The epoll descriptor with its timer and its wake-up: shared by both backends of pools with several threads.
+
+use std::{
+    io,
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+};
+
+use mdgw_feeds::{identity::Line, time::MonoNs};
+
+use crate::net::handle_set::{ChannelIndex, Event, Handle, Wait};
+
+/// Events that one wait can bring.
+pub(in crate::net) const EVENTS_MAX: usize = 64;
+
+/// Room for the events of one wait.
+pub(in crate::net) fn no_events() -> Box<[libc::epoll_event; EVENTS_MAX]> {
+    Box::new([libc::epoll_event { events: 0, u64: 0 }; EVENTS_MAX])
+}
+
+/// Edge-triggered readiness of many sockets, one timer, one wake-up.
+#[derive(Debug)]
+pub(in crate::net) struct ReadySet {
+    epoll: OwnedFd,
+    timer: OwnedFd,
+    wake: OwnedFd,
+}
+
+impl ReadySet {
+    pub(in crate::net) fn new() -> io::Result<Self> {
+        // SAFETY: epoll_create1(2) takes no pointer.
+        let epoll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        // SAFETY: timerfd_create(2) takes no pointer.
+        let timer =
+            owned(unsafe { libc::timerfd_create(libc::CLOCK_BOOTTIME, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC) })?;
+        // SAFETY: eventfd(2) takes no pointer.
+        let wake = owned(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) })?;
+        let set = Self { epoll, timer, wake };
+        set.control(libc::EPOLL_CTL_ADD, set.timer.as_raw_fd(), TIMER)?;
+        set.control(libc::EPOLL_CTL_ADD, set.wake.as_raw_fd(), WAKE)?;
+        Ok(set)
+    }
+
+    pub(in crate::net) fn epoll(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+
+    pub(in crate::net) fn add(&self, socket: BorrowedFd<'_>, handle: Handle) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, socket.as_raw_fd(), user_data(handle))?;
+        self.wake();
+        Ok(())
+    }
+
+    pub(in crate::net) fn remove(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_DEL, socket.as_raw_fd(), 0)?;
+        self.wake();
+        Ok(())
+    }
+
+    pub(in crate::net) fn wake(&self) {
+        let one = 1_u64;
+        // SAFETY: write(2) reads the 8 bytes of `one`. It can fail only when 2^64 - 2 wake-ups were never read; the
+        // counter is then far from 0, which is all that matters.
+        let _ = unsafe { libc::write(self.wake.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
+    }
+
+    pub(in crate::net) fn set_timer(&self, at: Option<MonoNs>) {
+        let value = at.map_or(NEVER, |at| {
+            let ns = at.0.max(1); // all zero would disarm
+            libc::timespec {
+                tv_sec: libc::time_t::try_from(ns / NS_PER_S).unwrap_or(libc::time_t::MAX),
+                tv_nsec: libc::c_long::try_from(ns % NS_PER_S).unwrap_or(0),
+            }
+        });
+        let timer = libc::itimerspec { it_interval: NEVER, it_value: value };
+        // SAFETY: timerfd_settime(2) reads `timer` and, given no place, returns no old value.
+        let refused = unsafe {
+            libc::timerfd_settime(
+                self.timer.as_raw_fd(),
+                libc::TFD_TIMER_ABSTIME,
+                &raw const timer,
+                std::ptr::null_mut(),
+            )
+        };
+        // The descriptor is a timer of ours and the time is in range: no other error is possible.
+        debug_assert_eq!(refused, 0);
+    }
+
+    /// Waits and returns what came; an interruption brings nothing.
+    pub(in crate::net) fn wait<'e>(
+        &self,
+        wait: Wait,
+        room: usize,
+        events: &'e mut [libc::epoll_event; EVENTS_MAX],
+    ) -> io::Result<&'e [libc::epoll_event]> {
+        let count = i32::try_from(room.clamp(1, EVENTS_MAX)).unwrap_or(1);
+        let timeout_ms = match wait {
+            Wait::Poll => 0,
+            Wait::Block => -1,
+        };
+        // SAFETY: epoll_wait(2) writes at most `count` events, and there is room for that many.
+        let seen = unsafe { libc::epoll_wait(self.epoll(), events.as_mut_ptr(), count, timeout_ms) };
+        let Ok(seen) = usize::try_from(seen) else {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::Interrupted { Ok(&[]) } else { Err(error) };
+        };
+        Ok(events.get(..seen).unwrap_or(&[]))
+    }
+
+    fn control(&self, operation: i32, descriptor: RawFd, user_data: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: EDGE, u64: user_data };
+        // SAFETY: epoll_ctl(2) reads `event`.
+        let refused = unsafe { libc::epoll_ctl(self.epoll(), operation, descriptor, &raw mut event) };
+        if refused == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+/// What an event of the set means.
+pub(in crate::net) fn event_of(event: &libc::epoll_event) -> Event {
+    match event.u64 {
+        TIMER => Event::Timer,
+        WAKE => Event::Wake,
+        #[allow(clippy::cast_possible_truncation, reason = "undoes `user_data`")]
+        handle => Event::Ready(Handle { channel: ChannelIndex(handle as u32), line: Line((handle >> 32) as u8) }),
+    }
+}
+
+/// A handle as the 64 bits that travel through the kernel: channel below, line above.
+fn user_data(handle: Handle) -> u64 {
+    u64::from(handle.channel.0) | u64::from(handle.line.0) << 32
+}
+
+fn owned(descriptor: RawFd) -> io::Result<OwnedFd> {
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just returned by the kernel, so it is open, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+#[allow(clippy::cast_sign_loss, reason = "bits")]
+const EDGE: u32 = (libc::EPOLLIN | libc::EPOLLET) as u32;
+const TIMER: u64 = u64::MAX;
+const WAKE: u64 = u64::MAX - 1;
+const NEVER: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+const NS_PER_S: u64 = 1_000_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_survive_the_way_through_the_kernel() {
+        for channel in [0, 1, u32::MAX] {
+            for line in [Line::A, Line::RECOVERY, Line(255)] {
+                let handle = Handle { channel: ChannelIndex(channel), line };
+                let event = libc::epoll_event { events: 0, u64: user_data(handle) };
+                assert_eq!(event_of(&event), Event::Ready(handle));
+            }
+        }
+    }
+}
