@@ -106,7 +106,7 @@ pub struct Channel {
     pub levels_max: Written<i64>,
     /// Instruments.
     pub instruments_max: Written<i64>,
-    /// `hash` or `paged`.
+    /// `hash` or `window`.
     pub order_store: Written<String>,
     /// `[[channel.line]]`
     #[serde(default)]

@@ -43,7 +43,7 @@ pub const CHANNEL_ID: Bound = bound(0, 65_535, 0, "channel number");
 /// Number of a group in published packets.
 pub const GROUP_ID: Bound = bound(0, 65_535, 1, "group number");
 /// Larger than what one drain of all lines can bring, so that draining one line first makes no false gap.
-pub const WINDOW_PACKETS: Bound = bound(16, 65_536, 1_024, "packets");
+pub const WINDOW_PACKETS: Bound = bound(64, 32_768, 1_024, "packets");
 /// Longer than the usual skew of two lines within one site, shorter than anyone would wait for a book.
 pub const GAP_TIMEOUT_US: Bound = bound(1, 60_000_000, 2_000, "microseconds");
 /// Venues send heartbeats once a second; three of them missing is silence.
@@ -78,8 +78,9 @@ pub const BYTES_PER_SECOND: Bound = bound(1_472, 10_000_000_000, 12_500_000, "by
 pub const REQUESTERS_MAX: Bound = bound(1, 65_536, 256, "requesters");
 /// Packets in the answer to one request.
 pub const PACKETS_PER_REQUEST_MAX: Bound = bound(1, 65_536, 256, "packets");
-/// Latency intervals: short enough to see a burst, long enough that the log stays small.
-pub const LATENCY_INTERVAL_MS: Bound = bound(100, 3_600_000, 1_000, "milliseconds");
+/// Latency intervals: short enough to see a bad minute, long enough that a day's log stays small
+/// (some 60 MB for two channels on two threads).
+pub const LATENCY_INTERVAL_MS: Bound = bound(100, 3_600_000, 10_000, "milliseconds");
 /// Two digits keep every percentile within 1 %; three take eight times the memory.
 pub const SIGNIFICANT_DIGITS: Bound = bound(1, 3, 2, "digits");
 /// Lines of one channel; one number stays with the retransmission server's answers.

@@ -167,6 +167,15 @@ impl Resolver<'_> {
         parsed
     }
 
+    /// Names stand in keys, tags and file names, so they are kept plain.
+    fn plain_name(&mut self, written: &Spanned<String>) {
+        let name = written.get_ref();
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+        if !(1..=NAME_BYTES_MAX).contains(&name.len()) || !name.chars().all(is_plain) {
+            self.wrong(&written.span(), format!("{name:?}: must be 1 to {NAME_BYTES_MAX} letters, digits, - or _"));
+        }
+    }
+
     /// An address with a port other than 0.
     fn address(&mut self, written: &Written<String>, table: &Range<usize>, name: &str) -> SocketAddrV4 {
         self.required(written, table, name);
@@ -205,6 +214,8 @@ impl Resolver<'_> {
 const NS_PER_US: u64 = 1_000;
 const NS_PER_MS: u64 = 1_000_000;
 const NS_PER_SECOND: u64 = 1_000_000_000;
+
+const NAME_BYTES_MAX: usize = 32;
 
 /// `IFNAMSIZ` less its closing zero.
 const INTERFACE_NAME_BYTES_MAX: usize = 15;

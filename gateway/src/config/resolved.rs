@@ -7,10 +7,13 @@ use std::{
 };
 
 use mdgw_feeds::{
+    book::BookLimits,
     channel::{ChannelConfig, SchemaSet},
     identity::{ChannelId, Feed, GroupId, Line},
     time::TradingDate,
 };
+
+use crate::engine::dispatch::{DispatchConfig, PromotionPolicy, ThreadConfig, WaitPolicy};
 
 /// All of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,7 +67,7 @@ pub struct PoolConfig {
     /// How its threads wait.
     pub wait: WaitPolicy,
     /// When a follower is promoted.
-    pub promotion: Promotion,
+    pub promotion: PromotionPolicy,
     /// How long the leader of [`WaitPolicy::SpinThenPark`] looks before it blocks.
     pub spin_ns: u64,
     /// Packets one claim may process before the rest goes to the run queue.
@@ -73,6 +76,30 @@ pub struct PoolConfig {
     pub batch_events: usize,
     /// SCHED_FIFO priority, if the threads are to have one.
     pub priority: Option<u8>,
+}
+
+impl PoolConfig {
+    /// The part that a dispatch model wants to know. What isn't configured is left as it is by default there.
+    #[must_use]
+    pub fn dispatch_config(&self) -> DispatchConfig {
+        let thread = |number| ThreadConfig { core: self.threads.core(number), fifo_priority: self.priority };
+        DispatchConfig {
+            name: self.name.clone(),
+            threads: (0..self.threads.count()).map(thread).collect(),
+            wait: self.wait,
+            promotion: Some(self.promotion),
+            batch_events_max: self.batch_events,
+            quota_packets: self.quota_packets,
+            spin_ns: self.spin_ns,
+            ..DispatchConfig::default()
+        }
+    }
+
+    /// Name of the thread with that number, from 0, in latency logs.
+    #[must_use]
+    pub fn thread_name(&self, thread: usize) -> String {
+        format!("{}-{thread}", self.name)
+    }
 }
 
 /// Threads of a pool.
@@ -116,27 +143,6 @@ pub enum IoBackend {
     Epoll,
 }
 
-/// How the threads of a pool wait.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum WaitPolicy {
-    /// Leader and next follower spin; each has its core to itself.
-    Spin,
-    /// All sleep in the kernel.
-    Park,
-    /// The leader spins a while, then sleeps; followers sleep.
-    #[default]
-    SpinThenPark,
-}
-
-/// When a follower is promoted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Promotion {
-    /// Always before processing.
-    Strict,
-    /// Before processing only when that is expected to take longer than a wake costs.
-    Lazy,
-}
-
 /// A channel, its lines and its limits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChannelSetup {
@@ -160,8 +166,10 @@ pub struct ChannelSetup {
     pub gap_timeout_ns: u64,
     /// A line without packet or heartbeat for so long is an alarm.
     pub line_silence_ns: u64,
-    /// Limits of the books.
+    /// Limits of the books. The seed of the hash is not configured: whoever makes the books draws it.
     pub book: BookLimits,
+    /// How an order is found by its number.
+    pub order_store: OrderStoreKind,
     /// Its lines, by number from [`Line::A`], at least one.
     pub lines: Vec<LineConfig>,
     /// The venue's retransmission server.
@@ -176,27 +184,14 @@ impl ChannelSetup {
     }
 }
 
-/// What the books of one channel may hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BookLimits {
-    /// Live orders.
-    pub orders_max: usize,
-    /// Price levels, both sides of all instruments.
-    pub levels_max: usize,
-    /// Instruments.
-    pub instruments_max: usize,
-    /// How an order is found by its number.
-    pub order_store: OrderStore,
-}
-
 /// How an order is found by its number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OrderStore {
+pub enum OrderStoreKind {
     /// Open-addressing hash: any number, bounded memory.
     #[default]
     Hash,
-    /// Array of pages: faster, for venues that number their orders densely.
-    Paged,
+    /// Array for the young ones before the hash: for venues that number their orders densely.
+    Window,
 }
 
 /// One line of a channel.
@@ -394,21 +389,16 @@ macro_rules! named {
 }
 
 named!(IoBackend { Auto = "auto", IoUring = "io_uring", Epoll = "epoll" });
-named!(WaitPolicy { Spin = "spin", Park = "park", SpinThenPark = "spin-then-park" });
-named!(Promotion { Strict = "strict", Lazy = "lazy" });
-named!(OrderStore { Hash = "hash", Paged = "paged" });
+named!(OrderStoreKind { Hash = "hash", Window = "window" });
 named!(LogLevel { Error = "error", Warn = "warn", Info = "info", Debug = "debug", Trace = "trace" });
 
-impl WaitPolicy {
-    /// The promotion that goes with it unless configured: strict where a follower spins, lazy where followers park.
-    #[must_use]
-    pub fn default_promotion(self) -> Promotion {
-        match self {
-            Self::Spin => Promotion::Strict,
-            Self::Park | Self::SpinThenPark => Promotion::Lazy,
-        }
-    }
-}
+/// Wait policies with the names that the configuration uses.
+pub const WAIT_POLICIES: [(WaitPolicy, &str); 3] =
+    [(WaitPolicy::Spin, "spin"), (WaitPolicy::Park, "park"), (WaitPolicy::SpinThenPark, "spin-then-park")];
+
+/// Promotion policies with the names that the configuration uses.
+pub const PROMOTION_POLICIES: [(PromotionPolicy, &str); 2] =
+    [(PromotionPolicy::Strict, "strict"), (PromotionPolicy::Lazy, "lazy")];
 
 impl fmt::Display for Interface {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -4,7 +4,8 @@
 use std::fmt::{Debug, Display};
 
 use super::resolved::{
-    ChannelSetup, Interface, LineConfig, OutputConfig, OutputLine, PoolConfig, Resolved, RetransmissionConfig, Threads,
+    ChannelSetup, Interface, LineConfig, OutputConfig, OutputLine, PROMOTION_POLICIES, PoolConfig, Resolved,
+    RetransmissionConfig, Threads, WAIT_POLICIES,
 };
 
 /// A key, such as `channel.nasdaq.line.A.group`, and its value in the file's notation.
@@ -70,8 +71,8 @@ impl List {
                 Threads::Unpinned(count) => list.push("threads", count),
             }
             list.push("io", quoted(pool.io));
-            list.push("wait", quoted(pool.wait));
-            list.push("promotion", quoted(pool.promotion));
+            list.push("wait", quoted(name_of(pool.wait, &WAIT_POLICIES)));
+            list.push("promotion", quoted(name_of(pool.promotion, &PROMOTION_POLICIES)));
             list.push("spin_us", pool.spin_ns / 1_000);
             list.push("quota", pool.quota_packets);
             list.push("batch", pool.batch_events);
@@ -96,7 +97,7 @@ impl List {
             list.push("line_silence_ms", channel.line_silence_ns / 1_000_000);
             if channel.feed.is_by_order() {
                 list.push("orders_max", channel.book.orders_max);
-                list.push("order_store", quoted(channel.book.order_store));
+                list.push("order_store", quoted(channel.order_store));
             }
             list.push("levels_max", channel.book.levels_max);
             list.push("instruments_max", channel.book.instruments_max);
@@ -161,6 +162,11 @@ impl List {
     fn interface(&mut self, interface: &Interface) {
         self.push("interface", quoted(interface));
     }
+}
+
+/// The name that stands with `value` in a table of names.
+pub(super) fn name_of<T: PartialEq>(value: T, names: &[(T, &'static str)]) -> &'static str {
+    names.iter().find(|(known, _)| *known == value).map_or("unnamed", |(_, name)| name)
 }
 
 fn quoted(value: impl Display) -> String {

@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 
 use mdgw_feeds::{
+    book::BookLimits,
     channel::SchemaSet,
     identity::{ChannelId, Feed, GroupId, Line},
 };
@@ -11,7 +12,7 @@ use toml::Spanned;
 use super::{NS_PER_MS, NS_PER_US, Resolver};
 use crate::config::{
     file, limits,
-    resolved::{BookLimits, ChannelSetup, LineConfig, OrderStore, PoolConfig, RecoveryConfig},
+    resolved::{ChannelSetup, LineConfig, OrderStoreKind, PoolConfig, RecoveryConfig},
 };
 
 impl Resolver<'_> {
@@ -30,6 +31,9 @@ impl Resolver<'_> {
 
     fn channel(&mut self, written: &Spanned<file::Channel>, pools: &[PoolConfig]) -> ChannelSetup {
         let (channel, table) = (written.get_ref(), written.span());
+        if let Some(name) = &channel.name {
+            self.plain_name(name);
+        }
         let feeds = Feed::ALL.map(|feed| (feed, feed.name()));
         self.required(&channel.feed, &table, "feed");
         let feed = self.one_of(channel.feed.as_ref(), &feeds).unwrap_or(Feed::NasdaqItch);
@@ -64,6 +68,7 @@ impl Resolver<'_> {
             gap_timeout_ns: self.number::<u64>(&channel.gap_timeout_us, limits::GAP_TIMEOUT_US) * NS_PER_US,
             line_silence_ns: self.number::<u64>(&channel.line_silence_ms, limits::LINE_SILENCE_MS) * NS_PER_MS,
             book: self.book(channel, feed),
+            order_store: self.one_of(channel.order_store.as_ref(), OrderStoreKind::NAMES).unwrap_or_default(),
             lines,
             recovery: channel.recovery.as_ref().map(|written| self.recovery(written, feed)),
         }
@@ -112,7 +117,7 @@ impl Resolver<'_> {
             orders_max: self.number(&channel.orders_max, limits::ORDERS_MAX),
             levels_max: self.number(&channel.levels_max, limits::LEVELS_MAX),
             instruments_max: self.number(&channel.instruments_max, limits::INSTRUMENTS_MAX),
-            order_store: self.one_of(channel.order_store.as_ref(), OrderStore::NAMES).unwrap_or_default(),
+            ..BookLimits::default()
         }
     }
 

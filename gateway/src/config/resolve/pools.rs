@@ -5,9 +5,12 @@ use std::collections::BTreeMap;
 use toml::Spanned;
 
 use super::{NS_PER_US, Resolver};
-use crate::config::{
-    file, limits,
-    resolved::{IoBackend, PoolConfig, Promotion, Threads, WaitPolicy},
+use crate::{
+    config::{
+        file, limits,
+        resolved::{IoBackend, PROMOTION_POLICIES, PoolConfig, Threads, WAIT_POLICIES},
+    },
+    engine::dispatch::{PromotionPolicy, WaitPolicy},
 };
 
 impl Resolver<'_> {
@@ -31,7 +34,10 @@ impl Resolver<'_> {
     fn pool(&mut self, written: &Spanned<file::Pool>, taken_cores: &mut BTreeMap<usize, String>) -> PoolConfig {
         let pool = written.get_ref();
         let name = self.required(&pool.name, &written.span(), "name").cloned().unwrap_or_default();
-        let wait = self.one_of(pool.wait.as_ref(), WaitPolicy::NAMES).unwrap_or_default();
+        if let Some(written) = &pool.name {
+            self.plain_name(written);
+        }
+        let wait = self.one_of(pool.wait.as_ref(), &WAIT_POLICIES).unwrap_or(WaitPolicy::SpinThenPark);
         let threads = self.threads(written, &name, taken_cores);
         let priority: u8 = self.number(&pool.priority, limits::PRIORITY);
         if matches!(threads, Threads::Unpinned(_)) && wait == WaitPolicy::Spin {
@@ -47,8 +53,8 @@ impl Resolver<'_> {
             io: self.one_of(pool.io.as_ref(), IoBackend::NAMES).unwrap_or_default(),
             wait,
             promotion: self
-                .one_of(pool.promotion.as_ref(), Promotion::NAMES)
-                .unwrap_or_else(|| wait.default_promotion()),
+                .one_of(pool.promotion.as_ref(), &PROMOTION_POLICIES)
+                .unwrap_or_else(|| PromotionPolicy::default_for(wait)),
             spin_ns: self.number::<u64>(&pool.spin_us, limits::SPIN_US) * NS_PER_US,
             quota_packets: self.number(&pool.quota, limits::QUOTA),
             batch_events: self.number(&pool.batch, limits::BATCH),

@@ -4,9 +4,12 @@ use std::path::Path;
 
 use expect_test::{Expect, expect};
 
-use crate::config::{
-    Changes, ConfigError, Resolved,
-    resolved::{LogLevel, Promotion, Threads, WaitPolicy},
+use crate::{
+    config::{
+        Changes, ConfigError, Resolved,
+        resolved::{LogLevel, Threads},
+    },
+    engine::dispatch::{PromotionPolicy, WaitPolicy},
 };
 
 const SMALL: &str = r#"[gateway]
@@ -59,7 +62,7 @@ fn a_small_configuration_gets_its_defaults() {
     let pool = &resolved.pools[0];
     assert_eq!(
         (&pool.threads, pool.wait, pool.promotion),
-        (&Threads::Pinned(vec![2]), WaitPolicy::Spin, Promotion::Strict)
+        (&Threads::Pinned(vec![2]), WaitPolicy::Spin, PromotionPolicy::Strict)
     );
     let channel = &resolved.channels[0];
     assert_eq!((channel.group.0, channel.pool, channel.gap_timeout_ns), (1, 0, 2_000_000));
@@ -69,8 +72,8 @@ fn a_small_configuration_gets_its_defaults() {
 #[test]
 fn promotion_follows_the_wait_policy_unless_given() {
     let promotion = |text: &str| load(text).unwrap().pools[0].promotion;
-    assert_eq!(promotion(&edited("\"spin\"", "\"park\"")), Promotion::Lazy);
-    assert_eq!(promotion(&edited("\"spin\"", "\"park\"\npromotion = \"strict\"")), Promotion::Strict);
+    assert_eq!(promotion(&edited("\"spin\"", "\"park\"")), PromotionPolicy::Lazy);
+    assert_eq!(promotion(&edited("\"spin\"", "\"park\"\npromotion = \"strict\"")), PromotionPolicy::Strict);
 }
 
 #[test]
