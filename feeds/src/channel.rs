@@ -1,11 +1,27 @@
 //! One channel from datagram to records: what the gateway, the offline replay and the bench drive.
 
+use zerocopy::IntoBytes;
+
 use crate::{
-    drop_reason::DropCounts,
-    frame::FrameSink,
+    arbiter::{Arbiter, ArbiterConfig, ArbiterState, Arrival, Delivery, LineStatistics},
+    book::{BookFaultCounts, BookLimits, store::{HashStore, PagedStore}},
+    drop_reason::{DropCounts, DropReason},
+    frame::{FrameFlags, FrameKind, FrameMeta, FrameSink, GapBody, StateBody},
     identity::{ChannelId, Feed, Line, Sequence, Session},
     time::{MonoNs, TradingDate, UnixNs},
+    transport::{Packet, PacketKind, Transport},
 };
+
+mod core;
+mod deep;
+mod evidence;
+mod iex;
+mod itch;
+mod session;
+mod tops;
+
+pub use self::{core::Fault, evidence::{Broken, Evidence, Why}, session::Numbering};
+use self::{core::Core, deep::DeepCore, evidence::EvidenceRing, itch::ItchCore, session::{Belongs, SessionTracker}, tops::TopsCore};
 
 /// One datagram as the socket or the file gave it.
 #[derive(Clone, Copy, Debug)]
@@ -115,63 +131,502 @@ pub struct ChannelConfig {
     pub schemas: SchemaSet,
     /// Trading date, where it is not to be taken from the input.
     pub date: Option<TradingDate>,
+    /// Lines, window, gap timer, recovery.
+    pub arbiter: ArbiterConfig,
+    /// How much the books may hold.
+    pub books: BookLimits,
+    /// How orders are found by their id.
+    pub order_store: OrderStoreKind,
+    /// Numbers of instruments whose symbols collide (symbol, number); for venues that give none.
+    pub instrument_numbers: Vec<(String, u32)>,
+    /// Take packets that nobody numbered in the order in which they come. For files of messages that were wrapped into
+    /// packets without a session; on a wire such packets are refused.
+    pub accept_unsequenced: bool,
+    /// The numbering that was current when the gateway last ran.
+    pub resume: Option<Numbering>,
+}
+
+/// How orders are found by their id.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OrderStoreKind {
+    /// Any 64-bit id: open addressing.
+    #[default]
+    Hash,
+    /// Ids that grow from a small number without large holes: an array in pages.
+    Paged,
+}
+
+impl ChannelConfig {
+    /// With the defaults of its feed.
+    #[must_use]
+    pub fn new(id: ChannelId, feed: Feed) -> Self {
+        Self {
+            id,
+            feed,
+            schemas: SchemaSet::default_for(feed),
+            date: None,
+            arbiter: ArbiterConfig::default(),
+            books: BookLimits::default(),
+            order_store: OrderStoreKind::default(),
+            instrument_numbers: Vec::new(),
+            accept_unsequenced: false,
+            resume: None,
+        }
+    }
+}
+
+/// What a channel has seen and made. Written by whoever drives the channel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChannelCounters {
+    /// Datagrams of all lines.
+    pub datagrams: u64,
+    /// Heartbeats among them.
+    pub heartbeats: u64,
+    /// Messages delivered in sequence, understood or not.
+    pub messages: u64,
+    /// Of these, messages that could not be understood.
+    pub messages_refused: u64,
+    /// Frames written for messages.
+    pub frames: u64,
+    /// Records in them.
+    pub records: u64,
+    /// Gaps declared.
+    pub gaps: u64,
+    /// Messages in them.
+    pub gap_messages: u64,
+    /// Numberings begun.
+    pub sessions: u64,
+    /// Numberings joined after their first message; what came before was never asked for.
+    pub late_starts: u64,
+    /// Messages taken without a number of their own.
+    pub unsequenced: u64,
 }
 
 /// One channel. Drive it with datagrams and deadlines; it writes frames.
 #[derive(Debug)]
-pub struct Channel {
-    config: ChannelConfig,
-    drops: DropCounts,
+pub struct Channel(Kind);
+
+/// The feed is chosen once for each channel, so no message pays for it.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "a handful of channels, made once and never moved on the hot path")]
+enum Kind {
+    Itch(StraightLine<ItchCore<HashStore>>),
+    ItchPaged(StraightLine<ItchCore<PagedStore>>),
+    Tops(StraightLine<TopsCore>),
+    Deep(StraightLine<DeepCore>),
+}
+
+/// Calls the same thing on whichever kind of channel it is.
+macro_rules! each_kind {
+    ($channel:expr, $line:ident => $call:expr) => {
+        match $channel {
+            Kind::Itch($line) => $call,
+            Kind::ItchPaged($line) => $call,
+            Kind::Tops($line) => $call,
+            Kind::Deep($line) => $call,
+        }
+    };
 }
 
 impl Channel {
     /// With all its memory allocated.
     #[must_use]
     pub fn new(config: ChannelConfig) -> Self {
-        Self { config, drops: DropCounts::default() }
+        Self(match (config.feed, config.order_store) {
+            (Feed::NasdaqItch | Feed::BxItch | Feed::PsxItch, OrderStoreKind::Hash) => {
+                Kind::Itch(StraightLine::new(ItchCore::new(&config), config))
+            }
+            (Feed::NasdaqItch | Feed::BxItch | Feed::PsxItch, OrderStoreKind::Paged) => {
+                Kind::ItchPaged(StraightLine::new(ItchCore::new(&config), config))
+            }
+            (Feed::IexTops, _) => Kind::Tops(StraightLine::new(TopsCore::new(&config), config)),
+            (Feed::IexDeep, _) => Kind::Deep(StraightLine::new(DeepCore::new(&config), config)),
+        })
     }
 
     /// How it was set up.
     #[must_use]
     pub fn config(&self) -> &ChannelConfig {
-        &self.config
+        each_kind!(&self.0, line => &line.config)
     }
 
     /// A datagram came.
-    pub fn accept<S: FrameSink>(&mut self, _datagram: Datagram<'_>, _now: MonoNs, _sink: &mut S) {}
+    pub fn accept<S: FrameSink>(&mut self, datagram: Datagram<'_>, now: MonoNs, sink: &mut S) {
+        each_kind!(&mut self.0, line => line.accept(datagram, now, sink));
+    }
 
     /// When [`Self::on_deadline`] wants to be called.
     #[must_use]
     pub fn next_deadline(&self) -> Option<MonoNs> {
-        None
+        each_kind!(&self.0, line => line.arbiter.next_deadline())
     }
 
     /// Time has passed: a gap may have to be asked for or declared, a line may have gone silent.
-    pub fn on_deadline<S: FrameSink>(&mut self, _now: MonoNs, _sink: &mut S) {}
+    pub fn on_deadline<S: FrameSink>(&mut self, now: MonoNs, sink: &mut S) {
+        each_kind!(&mut self.0, line => line.on_deadline(now, sink));
+    }
+
+    /// The input has ended: what is held is delivered, what is missing declared.
+    pub fn finish<S: FrameSink>(&mut self, sink: &mut S) {
+        each_kind!(&mut self.0, line => line.finish(sink));
+    }
 
     /// A request to the retransmission server that is due, written into `request`; its length.
-    pub fn poll_request(&mut self, _request: &mut [u8; REQUEST_BYTES_MAX]) -> Option<usize> {
-        None
+    pub fn poll_request(&mut self, request: &mut [u8; REQUEST_BYTES_MAX]) -> Option<usize> {
+        each_kind!(&mut self.0, line => line.poll_request(request))
     }
 
     /// Where the channel stands.
     #[must_use]
     pub fn state(&self) -> ChannelState {
-        ChannelState::Waiting
+        each_kind!(&self.0, line => line.state())
     }
 
     /// The current numbering and the next sequence it expects, once a packet has come.
     #[must_use]
     pub fn position(&self) -> Option<(Session, Sequence)> {
-        None
+        each_kind!(&self.0, line => Some((line.sessions.current()?.session, line.arbiter.expected()?)))
     }
 
-    /// What was refused, and why.
+    /// The current numbering, for the state file.
+    #[must_use]
+    pub fn numbering(&self) -> Option<Numbering> {
+        each_kind!(&self.0, line => line.sessions.current().copied())
+    }
+
+    /// What it has seen and made.
+    #[must_use]
+    pub fn counters(&self) -> &ChannelCounters {
+        each_kind!(&self.0, line => &line.counters)
+    }
+
+    /// What was refused before or after arbitration, and why; without what the arbiter refused.
     #[must_use]
     pub fn drops(&self) -> &DropCounts {
-        &self.drops
+        each_kind!(&self.0, line => &line.drops)
+    }
+
+    /// What the arbiter refused, and why.
+    #[must_use]
+    pub fn arbiter_drops(&self) -> &DropCounts {
+        each_kind!(&self.0, line => line.arbiter.drops())
+    }
+
+    /// A line's packets, duplicates, lead and silence.
+    #[must_use]
+    pub fn line_statistics(&self, line: Line) -> Option<&LineStatistics> {
+        each_kind!(&self.0, straight => straight.arbiter.line_statistics(line))
+    }
+
+    /// Faults of the books, by reason.
+    #[must_use]
+    pub fn book_faults(&self) -> &BookFaultCounts {
+        each_kind!(&self.0, line => line.core.faults())
+    }
+
+    /// The first packets that contradicted a book or could not be understood.
+    pub fn evidence(&self) -> impl Iterator<Item = &Evidence> {
+        each_kind!(&self.0, line => line.evidence.iter())
+    }
+
+    /// Bytes held by window, books and tables.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        each_kind!(&self.0, line => line.core.memory_bytes() + line.arbiter.memory_bytes())
+    }
+
+    /// Out of service: its handler failed.
+    pub fn fail(&mut self) {
+        each_kind!(&mut self.0, line => line.has_failed = true);
     }
 }
 
 /// Room for any request to a retransmission server.
 pub const REQUEST_BYTES_MAX: usize = 64;
+
+/// The straight line of one feed: session → arbiter → decoder, book, normaliser → sink.
+#[derive(Debug)]
+struct StraightLine<C> {
+    config: ChannelConfig,
+    sessions: SessionTracker,
+    arbiter: Arbiter,
+    core: C,
+    counters: ChannelCounters,
+    drops: DropCounts,
+    evidence: EvidenceRing,
+    /// Where the venue said that the session ends.
+    ends_at: Option<Sequence>,
+    has_ended: bool,
+    has_failed: bool,
+    told: ChannelState,
+}
+
+impl<C: Core> StraightLine<C> {
+    fn new(core: C, config: ChannelConfig) -> Self {
+        Self {
+            sessions: SessionTracker::new(config.feed, config.date, config.resume),
+            arbiter: Arbiter::new(config.arbiter),
+            core,
+            counters: ChannelCounters::default(),
+            drops: DropCounts::default(),
+            evidence: EvidenceRing::new(),
+            ends_at: None,
+            has_ended: false,
+            has_failed: false,
+            told: ChannelState::Waiting,
+            config,
+        }
+    }
+
+    fn accept<S: FrameSink>(&mut self, datagram: Datagram<'_>, now: MonoNs, sink: &mut S) {
+        self.counters.datagrams += 1;
+        if let Err(reason) = self.try_accept(datagram, now, sink) {
+            self.drops.count(reason);
+            if !reason.is_expected() && reason != DropReason::SessionStale {
+                self.evidence.keep(Why::Refused(reason), Sequence(0), datagram.ts_recv, datagram.bytes);
+            }
+        }
+        self.tell_state(sink);
+    }
+
+    fn try_accept<S: FrameSink>(
+        &mut self,
+        datagram: Datagram<'_>,
+        now: MonoNs,
+        sink: &mut S,
+    ) -> Result<(), DropReason> {
+        let Datagram { line, bytes, ts_recv } = datagram;
+        let mut packet = C::Transport::parse(bytes)?;
+        if packet.unsequenced {
+            if !self.config.accept_unsequenced {
+                return Err(DropReason::SequenceInvalid);
+            }
+            packet.first = self.arbiter.expected().unwrap_or(Sequence(1));
+            self.counters.unsequenced += u64::from(packet.count);
+        }
+        match self.sessions.classify(&packet, ts_recv, self.arbiter.expected()) {
+            Belongs::Ended => return Err(DropReason::SessionStale),
+            Belongs::New(session) => self.begin_session(session, &packet, sink),
+            Belongs::Current => {}
+        }
+        let next = packet.next();
+        self.arbitrate(sink, |arbiter, deliver| match packet.kind {
+            PacketKind::Messages => {
+                let arrival = Arrival {
+                    line,
+                    first: packet.first,
+                    next,
+                    block: packet.messages,
+                    ts_recv,
+                    send_time: packet.send_time,
+                    now,
+                };
+                // Refusals are counted by the arbiter itself.
+                let _ = arbiter.accept(arrival, deliver);
+            }
+            PacketKind::Heartbeat | PacketKind::EndOfSession => {
+                let _ = arbiter.announce(line, packet.first, ts_recv, now, deliver);
+            }
+        });
+        match packet.kind {
+            PacketKind::Messages => {}
+            PacketKind::Heartbeat => self.counters.heartbeats += 1,
+            PacketKind::EndOfSession => self.ends_at = Some(packet.first),
+        }
+        self.end_if_complete(sink);
+        Ok(())
+    }
+
+    fn on_deadline<S: FrameSink>(&mut self, now: MonoNs, sink: &mut S) {
+        self.arbitrate(sink, |arbiter, deliver| arbiter.on_deadline(now, deliver));
+        self.end_if_complete(sink);
+        self.tell_state(sink);
+    }
+
+    fn finish<S: FrameSink>(&mut self, sink: &mut S) {
+        self.arbitrate(sink, |arbiter, deliver| arbiter.finish(deliver));
+        self.end_if_complete(sink);
+        self.tell_state(sink);
+    }
+
+    fn begin_session<S: FrameSink>(&mut self, session: Session, packet: &Packet<'_>, sink: &mut S) {
+        let is_first = self.counters.sessions == 0;
+        if !is_first {
+            // Whatever the old numbering still has comes out under its own name.
+            self.arbitrate(sink, |arbiter, deliver| arbiter.finish(deliver));
+            self.end(sink);
+        }
+        self.counters.sessions += 1;
+        self.core.begin_session(session);
+        self.ends_at = None;
+        self.has_ended = false;
+        // Who was listening when the numbering began expects its first message. Who comes late begins where it is.
+        let joins_late = is_first && packet.first > Sequence(1);
+        self.arbiter.begin_session((!joins_late).then_some(Sequence(1)));
+        let next = if joins_late { packet.first } else { Sequence(1) };
+        sink.session(session, next);
+        if joins_late {
+            self.counters.late_starts += 1;
+            self.core.on_gap();
+        }
+    }
+
+    /// Lets the arbiter work and handles what it delivers, in order.
+    fn arbitrate<S: FrameSink>(
+        &mut self,
+        sink: &mut S,
+        work: impl FnOnce(&mut Arbiter, &mut dyn FnMut(Delivery<'_>)),
+    ) {
+        let Self { arbiter, core, counters, drops, evidence, .. } = self;
+        work(arbiter, &mut |delivery| match delivery {
+            Delivery::Packet { first, from, until, block, ts_recv, send_time, .. } => {
+                sink.arbitrated();
+                let mut process = Process { core, counters, drops, evidence };
+                process.packet(first, from, until, block, ts_recv, send_time, sink);
+                sink.settled(until);
+            }
+            Delivery::Gap(gap) => {
+                counters.gaps += 1;
+                counters.gap_messages += gap.count();
+                core.on_gap();
+                let body = GapBody { first: gap.first().0.into(), next: gap.next().0.into() };
+                sink.frame(&own_frame(FrameKind::Gap, gap.first(), gap.next()), 0, body.as_bytes());
+                sink.settled(gap.next());
+            }
+        });
+    }
+
+    fn end_if_complete<S: FrameSink>(&mut self, sink: &mut S) {
+        if let (Some(ends_at), Some(expected)) = (self.ends_at, self.arbiter.expected())
+            && expected >= ends_at
+        {
+            self.end(sink);
+        }
+    }
+
+    fn end<S: FrameSink>(&mut self, sink: &mut S) {
+        if !self.has_ended {
+            self.has_ended = true;
+            sink.end_of_session();
+        }
+    }
+
+    fn poll_request(&mut self, request: &mut [u8; REQUEST_BYTES_MAX]) -> Option<usize> {
+        let wanted = self.arbiter.poll_request()?;
+        self.core.write_request(self.sessions.current()?.venue, wanted.first(), wanted.count(), request)
+    }
+
+    fn state(&self) -> ChannelState {
+        if self.has_failed {
+            return ChannelState::Failed;
+        }
+        match self.arbiter.state() {
+            _ if self.has_ended => ChannelState::Ended,
+            ArbiterState::Waiting => ChannelState::Waiting,
+            _ if self.arbiter.is_silent() => ChannelState::Stale,
+            ArbiterState::Live => ChannelState::Live,
+            ArbiterState::Gap => ChannelState::Gap,
+            ArbiterState::Recovering => ChannelState::Recovering,
+        }
+    }
+
+    /// Consumers hear of a new state, but not of each short wait for the other line.
+    fn tell_state<S: FrameSink>(&mut self, sink: &mut S) {
+        let state = self.state();
+        if state == self.told || state == ChannelState::Gap {
+            return;
+        }
+        self.told = state;
+        if let Some(expected) = self.arbiter.expected() {
+            let body = StateBody { state: state as u8, reserved: [0; 7] };
+            sink.frame(&own_frame(FrameKind::State, expected, expected), 0, body.as_bytes());
+        }
+    }
+}
+
+/// The part of a channel that works on delivered messages.
+struct Process<'c, C> {
+    core: &'c mut C,
+    counters: &'c mut ChannelCounters,
+    drops: &'c mut DropCounts,
+    evidence: &'c mut EvidenceRing,
+}
+
+impl<C: Core> Process<'_, C> {
+    /// Two passes over the packet: the first asks the memory for what the second will touch.
+    #[allow(clippy::too_many_arguments, reason = "the fields of one delivery")]
+    fn packet<S: FrameSink>(
+        &mut self,
+        first: Sequence,
+        from: Sequence,
+        until: Sequence,
+        block: &[u8],
+        ts_recv: UnixNs,
+        send_time: Option<UnixNs>,
+        sink: &mut S,
+    ) {
+        let mut ahead = block;
+        while let Some(message) = C::Transport::next_message(&mut ahead) {
+            self.core.prefetch(message);
+        }
+        let mut rest = block;
+        let mut sequence = first;
+        while sequence < until {
+            let Some(message) = C::Transport::next_message(&mut rest) else { break };
+            if sequence >= from {
+                self.message(message, sequence, block, ts_recv, send_time, sink);
+            }
+            sequence = sequence.plus(1);
+        }
+    }
+
+    fn message<S: FrameSink>(
+        &mut self,
+        message: &[u8],
+        sequence: Sequence,
+        block: &[u8],
+        ts_recv: UnixNs,
+        send_time: Option<UnixNs>,
+        sink: &mut S,
+    ) {
+        self.counters.messages += 1;
+        let applied = match self.core.apply(message, sequence) {
+            Ok(applied) => applied,
+            Err(reason) => {
+                self.counters.messages_refused += 1;
+                self.drops.count(reason);
+                self.evidence.keep(Why::Refused(reason), sequence, ts_recv, block);
+                return;
+            }
+        };
+        if let Some(fault) = applied.fault {
+            self.evidence.keep(Why::Contradicted(fault), sequence, ts_recv, block);
+        }
+        let records = self.core.records();
+        if records.count() == 0 {
+            return;
+        }
+        self.counters.frames += 1;
+        self.counters.records += u64::from(records.count());
+        let meta = FrameMeta {
+            sequence,
+            next: sequence.plus(1),
+            kind: FrameKind::Message,
+            flags: if applied.suspect { FrameFlags::SUSPECT } else { FrameFlags::default() },
+            ts_recv: ts_recv.0,
+            ts_in_delta_ns: delta_ns(ts_recv, send_time.map_or(applied.ts_event, |sent| sent.0)),
+        };
+        sink.frame(&meta, records.count(), records.bytes());
+    }
+}
+
+/// A frame that is no function of the input.
+fn own_frame(kind: FrameKind, sequence: Sequence, next: Sequence) -> FrameMeta {
+    FrameMeta { sequence, next, kind, flags: FrameFlags::default(), ts_recv: 0, ts_in_delta_ns: 0 }
+}
+
+/// `ts_recv - sent`, clamped to what the record holds.
+fn delta_ns(ts_recv: UnixNs, sent: u64) -> i32 {
+    let delta = i128::from(ts_recv.0) - i128::from(sent);
+    i32::try_from(delta).unwrap_or(if delta < 0 { i32::MIN } else { i32::MAX })
+}

@@ -40,6 +40,8 @@ pub enum DropReason {
     DatagramTruncated,
     /// No room for a further instrument.
     InstrumentTableFull,
+    /// Two symbols have the same number; the configuration has to settle it.
+    InstrumentIdCollision,
 }
 
 impl DropReason {
@@ -63,6 +65,7 @@ impl DropReason {
         Self::SourceUnexpected,
         Self::DatagramTruncated,
         Self::InstrumentTableFull,
+        Self::InstrumentIdCollision,
     ];
 
     /// Name of the counter.
@@ -87,6 +90,7 @@ impl DropReason {
             Self::SourceUnexpected => "source_unexpected",
             Self::DatagramTruncated => "datagram_truncated",
             Self::InstrumentTableFull => "instrument_table_full",
+            Self::InstrumentIdCollision => "instrument_id_collision",
         }
     }
 

@@ -143,4 +143,7 @@ pub trait FrameSink {
 
     /// The venue ended the current session.
     fn end_of_session(&mut self);
+
+    /// Arbitration of a datagram is done and its messages follow. A place to take the time; most sinks don't.
+    fn arbitrated(&mut self) {}
 }

@@ -1,0 +1,71 @@
+//! What differs between feeds: framing, and what a message does.
+
+use crate::{
+    book::{BookFault, BookFaultCounts, InstrumentIndex},
+    drop_reason::DropReason,
+    identity::{Sequence, Session},
+    normalise::records::Records,
+    transport::{Transport, VenueSession},
+};
+
+use super::REQUEST_BYTES_MAX;
+
+/// One feed's decoder, books and normaliser behind the arbiter.
+pub(super) trait Core {
+    /// How its datagrams are framed.
+    type Transport: Transport;
+
+    /// A new numbering: books are empty, instruments unnamed.
+    fn begin_session(&mut self, session: Session);
+
+    /// First pass over a packet: asks the memory for what the message will touch. Changes nothing.
+    fn prefetch(&self, message: &[u8]);
+
+    /// Second pass: applies one message and leaves its records in [`Self::records`].
+    ///
+    /// # Errors
+    /// Why the message could not be understood. Nothing was applied and there are no records.
+    fn apply(&mut self, message: &[u8], sequence: Sequence) -> Result<Applied, DropReason>;
+
+    /// Records of the last message applied.
+    fn records(&self) -> &Records;
+
+    /// Messages are missing: what the books hold is in doubt.
+    fn on_gap(&mut self);
+
+    /// Writes a request for `[first, first + count)` of the venue's session to its retransmission server; its length.
+    /// `None` where the venue has no such server.
+    fn write_request(
+        &self,
+        venue: VenueSession,
+        first: Sequence,
+        count: u64,
+        request: &mut [u8; REQUEST_BYTES_MAX],
+    ) -> Option<usize>;
+
+    /// Faults of the books, by reason.
+    fn faults(&self) -> &BookFaultCounts;
+
+    /// Bytes held by books and tables.
+    fn memory_bytes(&self) -> usize;
+}
+
+/// What came of a message besides its records.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Applied {
+    /// The venue's time of the message, ns since 1970 UTC.
+    pub ts_event: u64,
+    /// The book behind the records is in doubt.
+    pub suspect: bool,
+    /// The message contradicted the book.
+    pub fault: Option<Fault>,
+}
+
+/// A message that contradicted a book.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// How.
+    pub kind: BookFault,
+    /// Whose book.
+    pub instrument: InstrumentIndex,
+}

@@ -1,0 +1,207 @@
+//! IEX DEEP 1.0: price levels into books, completed events into records.
+
+use super::{
+    ChannelConfig, REQUEST_BYTES_MAX, SchemaSet,
+    core::{Applied, Core, Fault},
+    iex::IexChannel,
+    tops::{push_trade, trade_of},
+};
+use crate::{
+    book::{BookFaultCounts, Change, InstrumentIndex, LevelChange, Side, levels::LevelBooks},
+    drop_reason::DropReason,
+    identity::{Sequence, Session},
+    normalise::records::{Action, Happening, Records, SHOWN_LEVELS, Shown, Subject, e9_from_e4},
+    transport::{VenueSession, iextp},
+    venue::iex::{
+        admin::TradeReport,
+        deep::{Message, PriceLevelUpdate},
+    },
+};
+
+/// Books, names and records of one DEEP channel.
+#[derive(Debug)]
+pub(super) struct DeepCore {
+    channel: IexChannel,
+    books: LevelBooks,
+    /// Events under way, one for each instrument at the most. IEX works off one event after the other, so a handful
+    /// is plenty; what doesn't fit is shown before its end.
+    open: Vec<OpenEvent>,
+}
+
+/// An event of which the last message has not come yet: its book is not to be shown.
+#[derive(Debug)]
+struct OpenEvent {
+    instrument: InstrumentIndex,
+    /// The book as it was before the event.
+    before: Shown,
+    /// The best level that the event touched so far.
+    depth_min: u32,
+}
+
+/// Most events under way at once.
+const OPEN_EVENTS_MAX: usize = 64;
+/// Event flags, bit 0: the event is complete.
+const EVENT_COMPLETE: u8 = 1;
+
+impl DeepCore {
+    pub(super) fn new(config: &ChannelConfig) -> Self {
+        Self {
+            channel: IexChannel::new(config),
+            books: LevelBooks::new(config.books),
+            open: Vec::with_capacity(OPEN_EVENTS_MAX),
+        }
+    }
+
+    fn level(&mut self, side: Side, update: &PriceLevelUpdate, sequence: Sequence) -> Result<Applied, DropReason> {
+        let (instrument, subject) = self.channel.subject(update.symbol, update.timestamp_ns.get(), sequence)?;
+        let is_complete = update.event_flags & EVENT_COMPLETE != 0;
+        let wants_shown = self.channel.wants(SchemaSet::MBP_1) || self.channel.wants(SchemaSet::MBP_10);
+        let open = self.open.iter().position(|event| event.instrument == instrument);
+        if !is_complete && open.is_none() && self.open.len() < OPEN_EVENTS_MAX {
+            let before = if wants_shown { Shown::of(&self.books.view(instrument)) } else { Shown::default() };
+            self.open.push(OpenEvent { instrument, before, depth_min: u32::MAX });
+        }
+
+        let price_e9 = e9_from_e4(update.price_e4.get());
+        let set = self.books.set_level(instrument, side, price_e9, update.size.get());
+        let mut fault = match &set {
+            Ok(change) => change.fault,
+            Err(fault) => Some(*fault),
+        };
+        let depth = set.as_ref().map_or(u32::MAX, |change| change.depth);
+        let depth_min = match self.open.iter_mut().find(|event| event.instrument == instrument) {
+            Some(event) => {
+                event.depth_min = event.depth_min.min(depth);
+                event.depth_min
+            }
+            None => depth,
+        };
+        if is_complete {
+            self.open.retain(|event| event.instrument != instrument);
+            fault = fault.or_else(|| self.books.check_crossed(instrument));
+            // Where the last message was refused, the event still ends, and the levels before it still changed.
+            let what = set.map_or_else(|_| refused(side, price_e9), |change| happening(&change));
+            self.show(&subject, instrument, &what, depth_min);
+        }
+        Ok(Applied {
+            ts_event: 0,
+            suspect: self.books.view(instrument).is_suspect(),
+            fault: fault.map(|kind| Fault { kind, instrument }),
+        })
+    }
+
+    /// The book at the end of an event, if the event changed what is shown of it.
+    fn show(&mut self, subject: &Subject, instrument: InstrumentIndex, what: &Happening, depth_min: u32) {
+        if self.channel.wants(SchemaSet::MBP_1) && depth_min == 0 {
+            let top = Shown::top_of(&self.books.view(instrument));
+            self.channel.records.push(&subject.mbp_1(what, top));
+        }
+        if self.channel.wants(SchemaSet::MBP_10) && (depth_min as usize) < SHOWN_LEVELS {
+            let shown = Shown::of(&self.books.view(instrument));
+            self.channel.records.push(&subject.mbp_10(what, shown));
+        }
+    }
+
+    fn trade(&mut self, trade: &TradeReport, sequence: Sequence) -> Result<Applied, DropReason> {
+        let (instrument, subject) = self.channel.subject(trade.symbol, trade.timestamp_ns.get(), sequence)?;
+        let what = trade_of(trade);
+        push_trade(&mut self.channel, &subject, &what);
+        if self.channel.wants(SchemaSet::MBP_1) || self.channel.wants(SchemaSet::MBP_10) {
+            // In the middle of an event the book before it is still the one to show.
+            let before = self.open.iter().find(|event| event.instrument == instrument).map(|event| event.before.clone());
+            let before = before.unwrap_or_else(|| Shown::of(&self.books.view(instrument)));
+            if self.channel.wants(SchemaSet::MBP_1) {
+                self.channel.records.push(&subject.mbp_1(&what, before.top()));
+            }
+            if self.channel.wants(SchemaSet::MBP_10) {
+                self.channel.records.push(&subject.mbp_10(&what, before));
+            }
+        }
+        Ok(Applied { suspect: self.books.view(instrument).is_suspect(), ..Applied::default() })
+    }
+}
+
+impl Core for DeepCore {
+    type Transport = iextp::Deep;
+
+    fn begin_session(&mut self, _session: Session) {
+        self.channel.begin_session();
+        self.books.clear();
+        self.open.clear();
+    }
+
+    fn prefetch(&self, _message: &[u8]) {}
+
+    fn apply(&mut self, message: &[u8], sequence: Sequence) -> Result<Applied, DropReason> {
+        self.channel.records.clear();
+        let message = Message::parse(message).inspect_err(|reason| {
+            if *reason != DropReason::MessageTypeUnknown {
+                self.books.mark_all_suspect();
+            }
+        })?;
+        match message {
+            Message::PriceLevelUpdateBuy(update) => self.level(Side::Bid, update, sequence),
+            Message::PriceLevelUpdateSell(update) => self.level(Side::Ask, update, sequence),
+            Message::TradeReport(trade) => self.trade(trade, sequence),
+            Message::SecurityEvent(event) => {
+                // The end of the opening or closing process; DBN has no record for it.
+                self.channel.subject(event.symbol, event.timestamp_ns.get(), sequence)?;
+                Ok(Applied::default())
+            }
+            Message::Admin(admin) => self.channel.admin(&admin, sequence),
+        }
+    }
+
+    fn records(&self) -> &Records {
+        &self.channel.records
+    }
+
+    fn on_gap(&mut self) {
+        self.books.mark_all_suspect();
+        self.open.clear();
+    }
+
+    /// IEX recovers by other means than a request for a range.
+    fn write_request(&self, _: VenueSession, _: Sequence, _: u64, _: &mut [u8; REQUEST_BYTES_MAX]) -> Option<usize> {
+        None
+    }
+
+    fn faults(&self) -> &BookFaultCounts {
+        self.books.faults()
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.books.memory_bytes()
+    }
+}
+
+/// What a completed event tells: the level of its last message.
+fn happening(change: &Change) -> Happening {
+    let action = match change.level_change {
+        LevelChange::Added => Action::Add,
+        LevelChange::Changed => Action::Modify,
+        LevelChange::Removed => Action::Cancel,
+    };
+    Happening {
+        action,
+        side: Some(change.side),
+        price_e9: change.price_e9,
+        size: change.size,
+        order_id: 0,
+        depth: change.depth,
+        flags: dbn::flags::LAST | dbn::flags::MBP,
+    }
+}
+
+/// The same where the last message was refused by the book.
+fn refused(side: Side, price_e9: i64) -> Happening {
+    Happening {
+        action: Action::Modify,
+        side: Some(side),
+        price_e9,
+        size: 0,
+        order_id: 0,
+        depth: u32::MAX,
+        flags: dbn::flags::LAST | dbn::flags::MBP,
+    }
+}

@@ -1,0 +1,82 @@
+//! The packets that broke something: kept so that a person can look at them.
+
+use super::core::Fault;
+use crate::{drop_reason::DropReason, identity::Sequence, time::UnixNs};
+
+/// The first packets of a channel that contradicted a book or could not be understood. Bounded, allocated once; what
+/// comes after it is full is only counted, since what broke first explains the rest.
+#[derive(Debug)]
+pub(super) struct EvidenceRing {
+    kept: Vec<Evidence>,
+    used: usize,
+}
+
+/// One packet that broke something.
+#[derive(Clone, Debug)]
+pub struct Evidence {
+    /// What went wrong, and where.
+    pub broken: Broken,
+    bytes: Vec<u8>,
+}
+
+/// What went wrong, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Broken {
+    /// Why.
+    pub why: Why,
+    /// The message; 0 where the whole datagram was refused.
+    pub sequence: Sequence,
+    /// When the packet was received.
+    pub ts_recv: UnixNs,
+}
+
+/// Why a packet was kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// It could not be understood.
+    Refused(DropReason),
+    /// It contradicted a book.
+    Contradicted(Fault),
+}
+
+impl Evidence {
+    /// The packet: the whole datagram where it was refused as one, else its messages with their lengths.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl EvidenceRing {
+    /// Packets kept.
+    const PACKETS_MAX: usize = 16;
+    /// Bytes kept of each: a whole Ethernet payload.
+    const PACKET_BYTES_MAX: usize = 2048;
+
+    pub(super) fn new() -> Self {
+        let empty = Evidence {
+            broken: Broken {
+                why: Why::Refused(DropReason::FieldInvalid),
+                sequence: Sequence(0),
+                ts_recv: UnixNs(0),
+            },
+            bytes: Vec::new(),
+        };
+        let mut kept = vec![empty; Self::PACKETS_MAX];
+        for evidence in &mut kept {
+            evidence.bytes.reserve_exact(Self::PACKET_BYTES_MAX);
+        }
+        Self { kept, used: 0 }
+    }
+
+    pub(super) fn keep(&mut self, why: Why, sequence: Sequence, ts_recv: UnixNs, packet: &[u8]) {
+        let Some(evidence) = self.kept.get_mut(self.used) else { return };
+        self.used += 1;
+        evidence.broken = Broken { why, sequence, ts_recv };
+        evidence.bytes.extend_from_slice(packet.get(..Self::PACKET_BYTES_MAX).unwrap_or(packet));
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Evidence> {
+        self.kept.iter().take(self.used)
+    }
+}

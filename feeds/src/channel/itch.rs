@@ -1,0 +1,643 @@
+//! Nasdaq TotalView-ITCH 5.0: messages onto books by order, books into records.
+
+use dbn::{StatType, StatusAction, StatusReason, TriState, UNDEF_PRICE};
+
+use super::{
+    ChannelConfig, REQUEST_BYTES_MAX, SchemaSet,
+    core::{Applied, Core, Fault},
+};
+use crate::{
+    book::{BookFault, BookFaultCounts, Change, InstrumentIndex, Side, orders::OrderBooks, store::OrderStore},
+    drop_reason::DropReason,
+    identity::{Feed, InstrumentId, Sequence, Session},
+    normalise::{
+        records::{
+            Action, Happening, Records, SHOWN_LEVELS, Shown, Subject, c_chars, e9_from_e4, price_or_undefined, size_u32,
+        },
+        status,
+        symbols::trim,
+    },
+    transport::{VenueSession, moldudp64::{self, MoldUdp64}},
+    venue::nasdaq::itch50::{self, Message},
+};
+
+/// Books, names and records of one ITCH channel.
+#[derive(Debug)]
+pub(super) struct ItchCore<S: OrderStore> {
+    books: OrderBooks<S>,
+    records: Records,
+    schemas: SchemaSet,
+    feed: Feed,
+    midnight_ns: u64,
+    /// Instruments that have been named in this session, one bit each.
+    named: BitSet,
+    /// Instruments whose old book consumers have been told to clear; only used after a restart within the day.
+    cleared: BitSet,
+    tell_clear: bool,
+}
+
+/// Stock locates are 16 bits wide.
+const LOCATES: usize = 1 << 16;
+/// A message's time is less than this after midnight.
+const NS_PER_DAY: u64 = 86_400_000_000_000;
+/// Flag of the last record that a message made for its instrument.
+const LAST: u8 = dbn::flags::LAST;
+
+impl<S: OrderStore> ItchCore<S> {
+    pub(super) fn new(config: &ChannelConfig) -> Self {
+        Self {
+            books: OrderBooks::new(config.books),
+            records: Records::new(),
+            schemas: config.schemas,
+            feed: config.feed,
+            midnight_ns: 0,
+            named: BitSet::new(LOCATES),
+            cleared: BitSet::new(LOCATES),
+            tell_clear: false,
+        }
+    }
+
+    fn wants(&self, schema: SchemaSet) -> bool {
+        self.schemas.contains(schema)
+    }
+
+    fn wants_depth(&self) -> bool {
+        self.wants(SchemaSet::MBP_1) || self.wants(SchemaSet::MBP_10)
+    }
+
+    /// Names the instrument once a session, before its first record.
+    fn name(&mut self, subject: &Subject, locate: InstrumentIndex, symbol: &[u8; 8]) {
+        if self.named.insert(locate.0) {
+            self.records.push(&subject.mapping(trim(symbol)));
+        }
+    }
+
+    fn mbo(&mut self, subject: &Subject, locate: InstrumentIndex, what: &Happening) {
+        if !self.wants(SchemaSet::MBO) {
+            return;
+        }
+        if self.tell_clear && self.cleared.insert(locate.0) {
+            self.records.push(&subject.mbo(&Happening {
+                action: Action::Clear,
+                side: None,
+                price_e9: UNDEF_PRICE,
+                size: 0,
+                order_id: 0,
+                depth: 0,
+                flags: 0,
+            }));
+        }
+        self.records.push(&subject.mbo(what));
+    }
+
+    /// The shown levels as they stand.
+    fn shown(&self, locate: InstrumentIndex) -> Shown {
+        Shown::of(&self.books.view(locate))
+    }
+
+    /// Market by price after an event, by the change that touched shown levels.
+    fn depth_after(&mut self, subject: &Subject, locate: InstrumentIndex, what: &Happening, best_depth: u32) {
+        if self.wants(SchemaSet::MBP_1) && best_depth == 0 {
+            let top = Shown::top_of(&self.books.view(locate));
+            self.records.push(&subject.mbp_1(what, top));
+        }
+        if self.wants(SchemaSet::MBP_10) && is_shown(best_depth) {
+            let shown = self.shown(locate);
+            self.records.push(&subject.mbp_10(what, shown));
+        }
+    }
+
+    /// A trade in every schema that shows trades. `before` is the book before the trade's effect; `then` the depth of
+    /// the change that follows it in the same message, if any.
+    fn trade(&mut self, subject: &Subject, what: &Happening, before: Option<&Shown>, then: Option<u32>) {
+        let flags_if = |another_follows: bool| if another_follows { 0 } else { LAST };
+        if self.wants(SchemaSet::TRADES) {
+            self.records.push(&subject.trade(&Happening { flags: LAST, ..*what }));
+        }
+        let Some(before) = before else { return };
+        if self.wants(SchemaSet::MBP_1) {
+            let flags = flags_if(then == Some(0));
+            self.records.push(&subject.mbp_1(&Happening { flags, ..*what }, before.top()));
+        }
+        if self.wants(SchemaSet::MBP_10) {
+            let flags = flags_if(then.is_some_and(is_shown));
+            self.records.push(&subject.mbp_10(&Happening { flags, ..*what }, before.clone()));
+        }
+    }
+
+    fn add(&mut self, subject: &Subject, message: &itch50::AddOrder) -> Applied {
+        let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
+        self.name(subject, locate, &message.stock);
+        let added = self.books.add(
+            locate,
+            message.order_reference_number.get(),
+            side_of(message.buy_sell_indicator),
+            e9_from_e4(i64::from(message.price_e4.get())),
+            message.shares.get(),
+        );
+        match added {
+            Ok(change) => {
+                let what = happening(Action::Add, &change, LAST);
+                self.mbo(subject, locate, &what);
+                self.depth_after(subject, locate, &what, change.depth);
+                self.applied(locate, change.fault)
+            }
+            Err(fault) => self.applied(locate, Some(fault)),
+        }
+    }
+
+    /// An execution against a resting order, at its own price or (`traded_at`) at another. What is not printable made
+    /// no trade that the tape would show.
+    fn execute(
+        &mut self,
+        subject: &Subject,
+        locate: InstrumentIndex,
+        order_id: u64,
+        shares: u32,
+        traded_at: Option<i64>,
+        is_printable: bool,
+    ) -> Applied {
+        let before = (is_printable && self.wants_depth()).then(|| self.shown(locate));
+        let change = match self.books.execute(locate, order_id, shares) {
+            Ok(change) => change,
+            Err(fault) => return self.applied(locate, Some(fault)),
+        };
+        let price_e9 = traded_at.unwrap_or(change.price_e9);
+        let cancel = happening(Action::Cancel, &change, LAST);
+        let fill = Happening { action: Action::Fill, price_e9, flags: 0, ..cancel };
+        let trade = Happening { action: Action::Trade, side: Some(change.side.opposite()), order_id: 0, ..fill };
+        if is_printable {
+            self.mbo(subject, locate, &trade);
+        }
+        self.mbo(subject, locate, &fill);
+        self.mbo(subject, locate, &cancel);
+        if is_printable {
+            self.trade(subject, &trade, before.as_ref(), Some(change.depth));
+        }
+        self.depth_after(subject, locate, &cancel, change.depth);
+        self.applied(locate, change.fault)
+    }
+
+    fn cancelled(
+        &mut self,
+        subject: &Subject,
+        locate: InstrumentIndex,
+        cancelled: Result<Change, BookFault>,
+    ) -> Applied {
+        match cancelled {
+            Ok(change) => {
+                let what = happening(Action::Cancel, &change, LAST);
+                self.mbo(subject, locate, &what);
+                self.depth_after(subject, locate, &what, change.depth);
+                self.applied(locate, change.fault)
+            }
+            Err(fault) => self.applied(locate, Some(fault)),
+        }
+    }
+
+    /// Cancel and add, not modify: the new order has a new id and a new place in the queue.
+    fn replace(&mut self, subject: &Subject, message: &itch50::OrderReplace) -> Applied {
+        let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
+        let replaced = self.books.replace(
+            locate,
+            message.original_order_reference_number.get(),
+            message.new_order_reference_number.get(),
+            e9_from_e4(i64::from(message.price_e4.get())),
+            message.shares.get(),
+        );
+        let replaced = match replaced {
+            Ok(replaced) => replaced,
+            Err(fault) => return self.applied(locate, Some(fault)),
+        };
+        let removed = &replaced.removed;
+        match &replaced.added {
+            Ok(added) => {
+                let cancel = happening(Action::Cancel, removed, 0);
+                let add = happening(Action::Add, added, LAST);
+                self.mbo(subject, locate, &cancel);
+                self.mbo(subject, locate, &add);
+                // One market-by-price record for the whole event, told by the half that touched the shown levels.
+                self.depth_of_replacement(subject, locate, (removed, cancel), (added, add));
+                self.applied(locate, removed.fault.or(added.fault))
+            }
+            Err(fault) => {
+                let cancel = happening(Action::Cancel, removed, LAST);
+                self.mbo(subject, locate, &cancel);
+                self.depth_after(subject, locate, &cancel, removed.depth);
+                self.applied(locate, Some(*fault))
+            }
+        }
+    }
+
+    fn depth_of_replacement(
+        &mut self,
+        subject: &Subject,
+        locate: InstrumentIndex,
+        (removed, cancel): (&Change, Happening),
+        (added, add): (&Change, Happening),
+    ) {
+        let told_by = |shows: fn(u32) -> bool| {
+            if shows(added.depth) {
+                Some(add)
+            } else {
+                shows(removed.depth).then_some(Happening { flags: LAST, ..cancel })
+            }
+        };
+        if self.wants(SchemaSet::MBP_1)
+            && let Some(what) = told_by(|depth| depth == 0)
+        {
+            let top = Shown::top_of(&self.books.view(locate));
+            self.records.push(&subject.mbp_1(&what, top));
+        }
+        if self.wants(SchemaSet::MBP_10)
+            && let Some(what) = told_by(is_shown)
+        {
+            let shown = self.shown(locate);
+            self.records.push(&subject.mbp_10(&what, shown));
+        }
+    }
+
+    /// A trade without effect on the shown book: against a hidden order, or a cross.
+    fn hidden_trade(&mut self, subject: &Subject, locate: InstrumentIndex, what: &Happening) -> Applied {
+        self.mbo(subject, locate, &Happening { flags: LAST, ..*what });
+        let before = self.wants_depth().then(|| self.shown(locate));
+        self.trade(subject, what, before.as_ref(), None);
+        self.applied(locate, None)
+    }
+
+    fn applied(&self, locate: InstrumentIndex, fault: Option<BookFault>) -> Applied {
+        Applied {
+            ts_event: 0,
+            suspect: self.books.view(locate).is_suspect(),
+            fault: fault.map(|kind| Fault { kind, instrument: locate }),
+        }
+    }
+
+    fn status(&mut self, subject: &Subject, fill: impl FnOnce(&mut dbn::StatusMsg)) {
+        if self.wants(SchemaSet::STATUS) {
+            let mut status = subject.status();
+            fill(&mut status);
+            self.records.push(&status);
+        }
+    }
+
+    fn trading_action(&mut self, subject: &Subject, message: &itch50::StockTradingAction) -> Result<Applied, DropReason> {
+        let state = status::nasdaq_trading_state(message.trading_state).ok_or(DropReason::FieldInvalid)?;
+        let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
+        self.name(subject, locate, &message.stock);
+        // While trading is halted, orders that cross may rest until the auction.
+        self.books.set_cross_check(locate, state.is_trading == TriState::Yes);
+        self.status(subject, |record| {
+            record.action = state.action as u16;
+            record.reason = status::nasdaq_reason(message.reason) as u16;
+            record.is_trading = tri_char(state.is_trading);
+            record.is_quoting = tri_char(state.is_quoting);
+        });
+        Ok(Applied::default())
+    }
+
+    fn directory(&mut self, subject: &Subject, message: &itch50::StockDirectory) {
+        let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
+        self.name(subject, locate, &message.stock);
+        if self.wants(SchemaSet::DEFINITION) {
+            let mut definition = subject.definition(trim(&message.stock), exchange(self.feed));
+            definition.min_lot_size_round_lot = i32::try_from(message.round_lot_size.get()).unwrap_or(i32::MAX);
+            definition.group = c_chars(&[message.market_category]);
+            definition.security_type = c_chars(&[message.issue_classification]);
+            definition.secsubtype = c_chars(trim(&message.issue_sub_type));
+            self.records.push(&definition);
+        }
+    }
+
+    fn imbalance(&mut self, subject: &Subject, message: &itch50::NetOrderImbalanceIndicator) {
+        if !self.wants(SchemaSet::IMBALANCE) {
+            return;
+        }
+        let mut record = subject.imbalance();
+        record.ref_price = price_or_undefined(i64::from(message.current_reference_price_e4.get()));
+        record.cont_book_clr_price = price_or_undefined(i64::from(message.near_price_e4.get()));
+        record.auct_interest_clr_price = price_or_undefined(i64::from(message.far_price_e4.get()));
+        record.paired_qty = size_u32(message.paired_shares.get());
+        record.total_imbalance_qty = size_u32(message.imbalance_shares.get());
+        record.auction_type = message.cross_type.cast_signed();
+        record.side = match message.imbalance_direction {
+            b'B' => b'B',
+            b'S' => b'A',
+            _ => b'N',
+        }
+        .cast_signed();
+        // A blank indicator is one that cannot be calculated.
+        let indicator = message.price_variation_indicator;
+        record.significant_imbalance = if indicator == b' ' { b'~' } else { indicator }.cast_signed();
+        self.records.push(&record);
+    }
+
+    fn statistics<const N: usize>(&mut self, subject: &Subject, prices: [(StatType, i64); N]) {
+        if self.wants(SchemaSet::STATISTICS) {
+            for (stat_type, price_e9) in prices {
+                self.records.push(&subject.statistic(stat_type, price_e9, None));
+            }
+        }
+    }
+
+    fn cross(&mut self, subject: &Subject, message: &itch50::CrossTrade) -> Applied {
+        let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
+        self.name(subject, locate, &message.stock);
+        let shares = message.shares.get();
+        // A cross in which nothing matched is reported with zero shares.
+        if shares == 0 {
+            return Applied::default();
+        }
+        let price_e9 = e9_from_e4(i64::from(message.cross_price_e4.get()));
+        let what = Happening {
+            action: Action::Trade,
+            side: None,
+            price_e9,
+            size: size_u32(shares),
+            order_id: 0,
+            depth: 0,
+            flags: 0,
+        };
+        let applied = self.hidden_trade(subject, locate, &what);
+        if self.wants(SchemaSet::STATISTICS) {
+            let stat_type = match message.cross_type {
+                b'O' => StatType::OpeningPrice,
+                b'C' => StatType::ClosePrice,
+                _ => StatType::UncrossingPrice,
+            };
+            let quantity = i64::try_from(shares).ok();
+            self.records.push(&subject.statistic(stat_type, price_e9, quantity));
+        }
+        applied
+    }
+
+    fn non_cross_trade(&mut self, subject: &Subject, message: &itch50::NonCrossTrade) -> Applied {
+        let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
+        self.name(subject, locate, &message.stock);
+        let shares = message.shares.get();
+        if shares == 0 {
+            return Applied::default();
+        }
+        let what = Happening {
+            action: Action::Trade,
+            // Since 2014-07-14 the field is 'B' whatever the hidden order was, so only 'S' tells anything.
+            side: (message.buy_sell_indicator == b'S').then_some(Side::Bid),
+            price_e9: e9_from_e4(i64::from(message.price_e4.get())),
+            size: shares,
+            order_id: 0,
+            depth: 0,
+            flags: 0,
+        };
+        self.hidden_trade(subject, locate, &what)
+    }
+
+    /// A short message by stock symbol: it names the instrument, whatever else it says.
+    fn named_by(&mut self, subject: &Subject, locate: u16, symbol: &[u8; 8]) {
+        self.name(subject, InstrumentIndex(u32::from(locate)), symbol);
+    }
+}
+
+impl<S: OrderStore> Core for ItchCore<S> {
+    type Transport = MoldUdp64;
+
+    fn begin_session(&mut self, session: Session) {
+        self.midnight_ns = session.date.midnight_new_york().0;
+        self.books.clear();
+        self.named.clear();
+        self.cleared.clear();
+        self.tell_clear = session.restart > 0;
+    }
+
+    fn prefetch(&self, message: &[u8]) {
+        if let Some(touched) = itch50::touches(message) {
+            self.books.prefetch_instrument(InstrumentIndex(u32::from(touched.stock_locate)));
+            if let Some(order_id) = touched.order_reference_number {
+                self.books.prefetch_order(order_id);
+            }
+        }
+    }
+
+    fn apply(&mut self, message: &[u8], sequence: Sequence) -> Result<Applied, DropReason> {
+        self.records.clear();
+        let message = Message::parse(message).inspect_err(|reason| {
+            // A message that a book should have had is missing now. An unknown type, by the specification, is one that
+            // receivers may ignore.
+            if *reason != DropReason::MessageTypeUnknown {
+                self.books.mark_all_suspect();
+            }
+        })?;
+        let since_midnight_ns = message.timestamp_ns();
+        if since_midnight_ns >= NS_PER_DAY {
+            self.books.mark_all_suspect();
+            return Err(DropReason::FieldInvalid);
+        }
+        let stock_locate = message.stock_locate();
+        let locate = InstrumentIndex(u32::from(stock_locate));
+        let subject = Subject {
+            publisher_id: self.feed.publisher_id(),
+            instrument_id: InstrumentId(u32::from(stock_locate)),
+            ts_event: self.midnight_ns + since_midnight_ns,
+            #[allow(clippy::cast_possible_truncation, reason = "DBN holds the low 32 bits")]
+            sequence: sequence.0 as u32,
+        };
+        let applied = match message {
+            Message::AddOrder(add) => self.add(&subject, add),
+            Message::AddOrderMpid(add) => self.add(&subject, &add.order),
+            Message::OrderExecuted(executed) => {
+                let order_id = executed.order_reference_number.get();
+                self.execute(&subject, locate, order_id, executed.executed_shares.get(), None, true)
+            }
+            Message::OrderExecutedWithPrice(executed) => {
+                let order_id = executed.order_reference_number.get();
+                let traded_at = e9_from_e4(i64::from(executed.execution_price_e4.get()));
+                let is_printable = executed.printable == b'Y';
+                self.execute(&subject, locate, order_id, executed.executed_shares.get(), Some(traded_at), is_printable)
+            }
+            Message::OrderCancel(cancel) => {
+                let order_id = cancel.order_reference_number.get();
+                let cancelled = self.books.reduce(locate, order_id, cancel.cancelled_shares.get());
+                self.cancelled(&subject, locate, cancelled)
+            }
+            Message::OrderDelete(delete) => {
+                let cancelled = self.books.delete(locate, delete.order_reference_number.get());
+                self.cancelled(&subject, locate, cancelled)
+            }
+            Message::OrderReplace(replace) => self.replace(&subject, replace),
+            Message::NonCrossTrade(trade) => self.non_cross_trade(&subject, trade),
+            Message::CrossTrade(cross) => self.cross(&subject, cross),
+            Message::StockDirectory(directory) => {
+                self.directory(&subject, directory);
+                Applied::default()
+            }
+            Message::StockTradingAction(action) => self.trading_action(&subject, action)?,
+            Message::RegShoRestriction(restriction) => {
+                self.named_by(&subject, stock_locate, &restriction.stock);
+                let restricted = match restriction.reg_sho_action {
+                    b'0' => TriState::No,
+                    b'1' | b'2' => TriState::Yes,
+                    _ => return Err(DropReason::FieldInvalid),
+                };
+                self.status(&subject, |record| {
+                    record.action = StatusAction::SsrChange as u16;
+                    record.is_short_sell_restricted = tri_char(restricted);
+                });
+                Applied::default()
+            }
+            Message::OperationalHalt(halt) => {
+                self.named_by(&subject, stock_locate, &halt.stock);
+                let (action, is_trading) = match halt.operational_halt_action {
+                    b'H' => (StatusAction::Halt, TriState::No),
+                    b'T' => (StatusAction::Trading, TriState::Yes),
+                    _ => return Err(DropReason::FieldInvalid),
+                };
+                self.status(&subject, |record| {
+                    record.action = action as u16;
+                    record.reason = StatusReason::Operational as u16;
+                    record.is_trading = tri_char(is_trading);
+                });
+                Applied::default()
+            }
+            Message::MwcbStatus(breach) => {
+                let reason = match breach.breached_level {
+                    b'1' => StatusReason::MarketWideHaltLevel1,
+                    b'2' => StatusReason::MarketWideHaltLevel2,
+                    b'3' => StatusReason::MarketWideHaltLevel3,
+                    _ => return Err(DropReason::FieldInvalid),
+                };
+                self.status(&subject, |record| {
+                    record.action = StatusAction::Halt as u16;
+                    record.reason = reason as u16;
+                    record.is_trading = tri_char(TriState::No);
+                });
+                Applied::default()
+            }
+            Message::MwcbDeclineLevel(levels) => {
+                let e9 = |price_e8: u64| i64::try_from(price_e8).unwrap_or(i64::MAX / 10).saturating_mul(10);
+                self.statistics(
+                    &subject,
+                    [
+                        (StatType::MwcbLevel1, e9(levels.level_1_e8.get())),
+                        (StatType::MwcbLevel2, e9(levels.level_2_e8.get())),
+                        (StatType::MwcbLevel3, e9(levels.level_3_e8.get())),
+                    ],
+                );
+                Applied::default()
+            }
+            Message::LuldAuctionCollar(collar) => {
+                self.named_by(&subject, stock_locate, &collar.stock);
+                let e9 = |price_e4: u32| e9_from_e4(i64::from(price_e4));
+                self.statistics(
+                    &subject,
+                    [
+                        (StatType::AuctionCollarReferencePrice, e9(collar.auction_collar_reference_price_e4.get())),
+                        (StatType::AuctionCollarUpperPrice, e9(collar.upper_auction_collar_price_e4.get())),
+                        (StatType::AuctionCollarLowerPrice, e9(collar.lower_auction_collar_price_e4.get())),
+                    ],
+                );
+                Applied::default()
+            }
+            Message::NetOrderImbalanceIndicator(imbalance) => {
+                self.named_by(&subject, stock_locate, &imbalance.stock);
+                self.imbalance(&subject, imbalance);
+                Applied::default()
+            }
+            // What DBN has no record for.
+            Message::SystemEvent(_)
+            | Message::MarketParticipantPosition(_)
+            | Message::IpoQuotingPeriodUpdate(_)
+            | Message::BrokenTrade(_)
+            | Message::RetailPriceImprovementIndicator(_)
+            | Message::DirectListingWithCapitalRaise(_) => Applied::default(),
+        };
+        Ok(Applied { ts_event: subject.ts_event, ..applied })
+    }
+
+    fn write_request(
+        &self,
+        venue: VenueSession,
+        first: Sequence,
+        count: u64,
+        request: &mut [u8; REQUEST_BYTES_MAX],
+    ) -> Option<usize> {
+        let count = u16::try_from(count).unwrap_or(moldudp64::COUNT_MAX).min(moldudp64::COUNT_MAX);
+        let bytes = moldudp64::Request { session: moldudp64::session_name(venue), first, count }.to_bytes();
+        request.get_mut(..bytes.len())?.copy_from_slice(&bytes);
+        Some(bytes.len())
+    }
+
+    fn records(&self) -> &Records {
+        &self.records
+    }
+
+    fn on_gap(&mut self) {
+        self.books.mark_all_suspect();
+    }
+
+    fn faults(&self) -> &BookFaultCounts {
+        self.books.faults()
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.books.memory_bytes() + self.named.bytes() + self.cleared.bytes()
+    }
+}
+
+/// One bit for each of a fixed number of members.
+#[derive(Debug)]
+struct BitSet(Vec<u64>);
+
+impl BitSet {
+    fn new(members: usize) -> Self {
+        Self(vec![0; members.div_ceil(64)])
+    }
+
+    /// Puts `member` in; whether it was not in before. What lies beyond the set never is.
+    fn insert(&mut self, member: u32) -> bool {
+        let Some(word) = self.0.get_mut((member / 64) as usize) else { return false };
+        let bit = 1 << (member % 64);
+        let is_new = *word & bit == 0;
+        *word |= bit;
+        is_new
+    }
+
+    fn clear(&mut self) {
+        self.0.fill(0);
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.len() * size_of::<u64>()
+    }
+}
+
+fn is_shown(depth: u32) -> bool {
+    (depth as usize) < SHOWN_LEVELS
+}
+
+fn happening(action: Action, change: &Change, flags: u8) -> Happening {
+    Happening {
+        action,
+        side: Some(change.side),
+        price_e9: change.price_e9,
+        size: change.size,
+        order_id: change.order_id,
+        depth: change.depth,
+        flags,
+    }
+}
+
+/// Parsing admits `B` and `S` alone.
+fn side_of(buy_sell_indicator: u8) -> Side {
+    if buy_sell_indicator == b'B' { Side::Bid } else { Side::Ask }
+}
+
+fn tri_char(state: TriState) -> core::ffi::c_char {
+    (state as u8).cast_signed()
+}
+
+fn exchange(feed: Feed) -> &'static str {
+    match feed {
+        Feed::BxItch => "XBOS",
+        Feed::PsxItch => "XPSX",
+        _ => "XNAS",
+    }
+}

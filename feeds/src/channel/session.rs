@@ -1,0 +1,203 @@
+//! Which numbering a packet belongs to.
+//!
+//! Venues name their sessions in their own ways (MoldUDP64: ten characters; IEX: a number that stays the same when the
+//! numbering restarts). Here each becomes a [`Session`]: feed, trading date, restart count.
+
+use crate::{
+    identity::{Feed, Sequence, Session},
+    time::{TradingDate, UnixNs},
+    transport::{Packet, VenueSession},
+};
+
+/// Follows the sessions of one channel.
+#[derive(Debug)]
+pub struct SessionTracker {
+    feed: Feed,
+    date: Option<TradingDate>,
+    current: Option<Numbering>,
+    /// Sessions that ended a short while ago: a slow line may still bring their packets.
+    ended: [Option<VenueSession>; 4],
+    ended_next: usize,
+}
+
+/// One numbering and how its packets are known. Kept in the gateway's state file, so that a restarted gateway goes on
+/// with the same restart count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbering {
+    /// Its name in our output.
+    pub session: Session,
+    /// Its name at the venue.
+    pub venue: VenueSession,
+    /// The venue's sending time of its first packet, where packets tell it. Older packets belong to the numbering before.
+    pub started: UnixNs,
+    /// The newest sending time seen.
+    pub latest: UnixNs,
+}
+
+/// What a packet belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Belongs {
+    /// The current numbering.
+    Current,
+    /// A new one, which is current from here on.
+    New(Session),
+    /// One that has ended.
+    Ended,
+}
+
+impl SessionTracker {
+    /// `date` overrides what the input tells; `resume` is the numbering that was current when the gateway last ran.
+    #[must_use]
+    pub fn new(feed: Feed, date: Option<TradingDate>, resume: Option<Numbering>) -> Self {
+        Self { feed, date, current: resume, ended: [None; 4], ended_next: 0 }
+    }
+
+    /// The current numbering.
+    #[must_use]
+    pub fn current(&self) -> Option<&Numbering> {
+        self.current.as_ref()
+    }
+
+    /// Says what `packet` belongs to. `expected` is the next sequence of the current numbering, once one of its
+    /// packets has come in this run.
+    pub fn classify(&mut self, packet: &Packet<'_>, ts_recv: UnixNs, expected: Option<Sequence>) -> Belongs {
+        let sent = packet.send_time.unwrap_or_default();
+        let Some(current) = &mut self.current else { return self.begin(packet, ts_recv, sent, 0) };
+        if current.venue != packet.session {
+            if self.ended.contains(&Some(packet.session)) {
+                return Belongs::Ended;
+            }
+            return self.end_and_begin(packet, ts_recv, sent);
+        }
+        // IEX keeps its session id and starts again at sequence 1, stream offset 0, with a newer sending time. A resumed
+        // numbering has no expected sequence yet; then the newer sending time alone decides.
+        let moved_on = expected.is_none_or(|expected| expected > Sequence(1));
+        if packet.restart_marker && moved_on && sent > current.latest {
+            return self.end_and_begin(packet, ts_recv, sent);
+        }
+        if sent < current.started {
+            return Belongs::Ended;
+        }
+        current.latest = current.latest.max(sent);
+        if expected.is_none() {
+            // The first packet of this run goes on with the numbering of the run before.
+            return Belongs::New(current.session);
+        }
+        Belongs::Current
+    }
+
+    fn end_and_begin(&mut self, packet: &Packet<'_>, ts_recv: UnixNs, sent: UnixNs) -> Belongs {
+        let Some(ending) = self.current else { return self.begin(packet, ts_recv, sent, 0) };
+        if ending.venue != packet.session {
+            if let Some(slot) = self.ended.get_mut(self.ended_next) {
+                *slot = Some(ending.venue);
+            }
+            self.ended_next = (self.ended_next + 1) % self.ended.len();
+        }
+        self.begin(packet, ts_recv, sent, ending.session.restart.saturating_add(1))
+    }
+
+    /// Makes the packet's numbering the current one. `restart` counts if the trading date is still the same.
+    fn begin(&mut self, packet: &Packet<'_>, ts_recv: UnixNs, sent: UnixNs, restart: u32) -> Belongs {
+        let told = packet.send_time.unwrap_or(ts_recv);
+        let date = self.date.unwrap_or_else(|| TradingDate::in_new_york(told));
+        let session = match self.current {
+            // Sessions only go forward: a day before the current one can only be a clock that is wrong.
+            Some(ended) if date <= ended.session.date => Session { feed: self.feed, date: ended.session.date, restart },
+            _ => Session { feed: self.feed, date, restart: 0 },
+        };
+        self.current = Some(Numbering { session, venue: packet.session, started: sent, latest: sent });
+        Belongs::New(session)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::PacketKind;
+
+    const DAY_NS: u64 = 86_400_000_000_000;
+    /// 2017-04-25 15:00 UTC.
+    const NOON: u64 = 1_493_132_400_000_000_000;
+
+    fn packet(venue: u8, first: u64, sent: Option<u64>) -> Packet<'static> {
+        Packet {
+            kind: PacketKind::Heartbeat,
+            session: VenueSession([venue; 16]),
+            first: Sequence(first),
+            count: 0,
+            send_time: sent.map(|after| UnixNs(NOON + after)),
+            restart_marker: sent.is_some() && first == 1,
+            unsequenced: false,
+            messages: &[],
+        }
+    }
+
+    fn restart_of(belongs: Belongs) -> u32 {
+        match belongs {
+            Belongs::New(session) => session.restart,
+            other => panic!("{other:?} is no new session"),
+        }
+    }
+
+    #[test]
+    fn iex_restarts_are_sessions_of_their_own() {
+        let mut tracker = SessionTracker::new(Feed::IexDeep, None, None);
+        let mut see = |first, sent, expected: Option<u64>| {
+            tracker.classify(&packet(9, first, Some(sent)), UnixNs(NOON), expected.map(Sequence))
+        };
+        assert_eq!(restart_of(see(1, 10, None)), 0);
+        // Heartbeats before the first message, on both lines.
+        assert_eq!(see(1, 20, Some(1)), Belongs::Current);
+        assert_eq!(see(1, 20, Some(1)), Belongs::Current);
+        assert_eq!(see(1, 30, Some(1)), Belongs::Current);
+        // The slower line's first packet is no restart: its sending time is not newer.
+        assert_eq!(see(1, 30, Some(50)), Belongs::Current);
+        assert_eq!(see(50, 40, Some(50)), Belongs::Current);
+        assert_eq!(restart_of(see(1, 50, Some(60))), 1);
+        // What the slower line still brings of the old numbering.
+        assert_eq!(see(60, 45, Some(1)), Belongs::Ended);
+        assert_eq!(restart_of(see(1, 60, Some(2))), 2);
+    }
+
+    #[test]
+    fn moldudp64_sessions_are_known_by_name() {
+        let mut tracker = SessionTracker::new(Feed::NasdaqItch, None, None);
+        let mut see = |venue, day: u64, expected: Option<u64>| {
+            tracker.classify(&packet(venue, 5, None), UnixNs(NOON + day * DAY_NS), expected.map(Sequence))
+        };
+        assert_eq!(restart_of(see(1, 0, None)), 0);
+        assert_eq!(see(1, 0, Some(6)), Belongs::Current);
+        assert_eq!(restart_of(see(2, 0, Some(6))), 1);
+        assert_eq!(see(1, 0, Some(6)), Belongs::Ended);
+        assert_eq!(restart_of(see(3, 1, Some(6))), 0);
+    }
+
+    #[test]
+    fn a_date_that_is_configured_wins_and_days_never_run_backwards() {
+        let date = TradingDate::from_yyyymmdd(20_190_130);
+        let mut tracker = SessionTracker::new(Feed::NasdaqItch, date, None);
+        let Belongs::New(first) = tracker.classify(&packet(1, 1, None), UnixNs(NOON), None) else { panic!() };
+        assert_eq!(Some(first.date), date);
+
+        let mut tracker = SessionTracker::new(Feed::NasdaqItch, None, None);
+        tracker.classify(&packet(1, 1, None), UnixNs(NOON), None);
+        let Belongs::New(second) = tracker.classify(&packet(2, 1, None), UnixNs(NOON - 3 * DAY_NS), None) else {
+            panic!()
+        };
+        assert_eq!((second.date.yyyymmdd(), second.restart), (20_170_425, 1));
+    }
+
+    #[test]
+    fn a_restarted_gateway_keeps_the_restart_count() {
+        let mut tracker = SessionTracker::new(Feed::IexTops, None, None);
+        tracker.classify(&packet(9, 1, Some(10)), UnixNs(NOON), None);
+        tracker.classify(&packet(9, 1, Some(50)), UnixNs(NOON), Some(Sequence(7)));
+        let kept = tracker.current().copied();
+
+        let mut same = SessionTracker::new(Feed::IexTops, None, kept);
+        assert_eq!(restart_of(same.classify(&packet(9, 40, Some(70)), UnixNs(NOON), None)), 1);
+        let mut restarted = SessionTracker::new(Feed::IexTops, None, kept);
+        assert_eq!(restart_of(restarted.classify(&packet(9, 1, Some(70)), UnixNs(NOON), None)), 2);
+    }
+}

@@ -1,0 +1,168 @@
+//! IEX TOPS 1.6: quotes and trades into records.
+
+use dbn::{BidAskPair, UNDEF_PRICE};
+
+use super::{
+    ChannelConfig, REQUEST_BYTES_MAX, SchemaSet,
+    core::{Applied, Core, Fault},
+    iex::IexChannel,
+};
+use crate::{
+    book::{BookFault, BookFaultCounts, InstrumentIndex, Side},
+    drop_reason::DropReason,
+    identity::{Sequence, Session},
+    normalise::records::{Action, Happening, Records, Subject, e9_from_e4, size_u32},
+    transport::{VenueSession, iextp},
+    venue::iex::{
+        admin::TradeReport,
+        tops::{Message, QuoteUpdate},
+    },
+};
+
+/// Quotes, names and records of one TOPS channel.
+#[derive(Debug)]
+pub(super) struct TopsCore {
+    channel: IexChannel,
+    /// The quote of each instrument: shown with its trades. An empty side is undefined.
+    quotes: Vec<BidAskPair>,
+    faults: BookFaultCounts,
+}
+
+/// Flag of the last record that a message made for its instrument.
+const LAST: u8 = dbn::flags::LAST;
+/// Flag of a record that is a quote and no order.
+const TOB: u8 = dbn::flags::TOB;
+
+impl TopsCore {
+    pub(super) fn new(config: &ChannelConfig) -> Self {
+        Self {
+            channel: IexChannel::new(config),
+            quotes: vec![BidAskPair::default(); config.books.instruments_max as usize],
+            faults: BookFaultCounts::default(),
+        }
+    }
+
+    fn quote(&mut self, quote: &QuoteUpdate, sequence: Sequence) -> Result<Applied, DropReason> {
+        let (instrument, subject) = self.channel.subject(quote.symbol, quote.timestamp_ns.get(), sequence)?;
+        let (bid_px, bid_sz) = side(quote.bid_price_e4.get(), quote.bid_size.get());
+        let (ask_px, ask_sz) = side(quote.ask_price_e4.get(), quote.ask_size.get());
+        let pair = BidAskPair { bid_px, ask_px, bid_sz, ask_sz, bid_ct: 0, ask_ct: 0 };
+        if let Some(slot) = self.quotes.get_mut(instrument.0 as usize) {
+            *slot = pair.clone();
+        }
+        let is_crossed = bid_px != UNDEF_PRICE && ask_px != UNDEF_PRICE && bid_px > ask_px;
+        if is_crossed {
+            self.faults.count(BookFault::Crossed);
+        }
+
+        if self.channel.wants(SchemaSet::MBO) {
+            for (quoted, price_e9, size, flags) in
+                [(Side::Bid, bid_px, bid_sz, TOB), (Side::Ask, ask_px, ask_sz, TOB | LAST)]
+            {
+                self.channel.records.push(&subject.mbo(&Happening {
+                    action: Action::Add,
+                    side: Some(quoted),
+                    price_e9,
+                    size,
+                    order_id: 0,
+                    depth: 0,
+                    flags,
+                }));
+            }
+        }
+        if self.channel.wants(SchemaSet::MBP_1) {
+            // Both sides may have changed, so the record takes none; price and size are the bid's, else the ask's.
+            let (price_e9, size) = if bid_px == UNDEF_PRICE { (ask_px, ask_sz) } else { (bid_px, bid_sz) };
+            let what =
+                Happening { action: Action::Modify, side: None, price_e9, size, order_id: 0, depth: 0, flags: LAST };
+            self.channel.records.push(&subject.mbp_1(&what, pair));
+        }
+        let fault = is_crossed.then_some(Fault { kind: BookFault::Crossed, instrument });
+        Ok(Applied { suspect: is_crossed, fault, ..Applied::default() })
+    }
+
+    fn trade(&mut self, trade: &TradeReport, sequence: Sequence) -> Result<Applied, DropReason> {
+        let (instrument, subject) = self.channel.subject(trade.symbol, trade.timestamp_ns.get(), sequence)?;
+        let what = trade_of(trade);
+        push_trade(&mut self.channel, &subject, &what);
+        if self.channel.wants(SchemaSet::MBP_1) {
+            let top = self.top(instrument);
+            self.channel.records.push(&subject.mbp_1(&what, top));
+        }
+        Ok(Applied::default())
+    }
+
+    fn top(&self, instrument: InstrumentIndex) -> BidAskPair {
+        self.quotes.get(instrument.0 as usize).cloned().unwrap_or_default()
+    }
+}
+
+impl Core for TopsCore {
+    type Transport = iextp::Tops;
+
+    fn begin_session(&mut self, _session: Session) {
+        self.channel.begin_session();
+        self.quotes.fill(BidAskPair::default());
+    }
+
+    fn prefetch(&self, _message: &[u8]) {}
+
+    fn apply(&mut self, message: &[u8], sequence: Sequence) -> Result<Applied, DropReason> {
+        self.channel.records.clear();
+        match Message::parse(message)? {
+            Message::QuoteUpdate(quote) => self.quote(quote, sequence),
+            Message::TradeReport(trade) => self.trade(trade, sequence),
+            Message::Admin(admin) => self.channel.admin(&admin, sequence),
+        }
+    }
+
+    fn records(&self) -> &Records {
+        &self.channel.records
+    }
+
+    /// Every quote is whole in itself, so a gap leaves no doubt about those that follow.
+    fn on_gap(&mut self) {
+        self.quotes.fill(BidAskPair::default());
+    }
+
+    /// IEX recovers by other means than a request for a range.
+    fn write_request(&self, _: VenueSession, _: Sequence, _: u64, _: &mut [u8; REQUEST_BYTES_MAX]) -> Option<usize> {
+        None
+    }
+
+    fn faults(&self) -> &BookFaultCounts {
+        &self.faults
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.quotes.len() * size_of::<BidAskPair>()
+    }
+}
+
+/// What a trade report says happened. IEX doesn't tell the aggressor's side.
+pub(super) fn trade_of(trade: &TradeReport) -> Happening {
+    Happening {
+        action: Action::Trade,
+        side: None,
+        price_e9: e9_from_e4(trade.price_e4.get()),
+        size: size_u32(u64::from(trade.size.get())),
+        order_id: 0,
+        depth: 0,
+        flags: LAST,
+    }
+}
+
+/// The trade's records without levels.
+pub(super) fn push_trade(channel: &mut IexChannel, subject: &Subject, what: &Happening) {
+    if channel.wants(SchemaSet::MBO) {
+        channel.records.push(&subject.mbo(what));
+    }
+    if channel.wants(SchemaSet::TRADES) {
+        channel.records.push(&subject.trade(what));
+    }
+}
+
+/// Price and size of one side of a quote; price 0 or size 0 is an empty side.
+fn side(price_e4: i64, size: u32) -> (i64, u32) {
+    if price_e4 == 0 || size == 0 { (UNDEF_PRICE, 0) } else { (e9_from_e4(price_e4), size) }
+}

@@ -1,0 +1,152 @@
+//! Symbols of a channel whose venue doesn't number its instruments.
+
+use crate::{book::InstrumentIndex, drop_reason::DropReason, identity::InstrumentId};
+
+/// Instruments by symbol, numbered densely in the order in which they come. The table is bounded and allocated once.
+#[derive(Debug)]
+pub struct SymbolTable {
+    /// Open addressing: index of the instrument plus one, 0 where free. Half full at the most.
+    slots: Vec<u32>,
+    instruments: Vec<Named>,
+    instruments_max: usize,
+    numbers: Vec<(u64, InstrumentId)>,
+}
+
+/// An instrument of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// Eight bytes as on the wire, padded with spaces.
+    pub symbol: [u8; 8],
+    /// Its number in records.
+    pub id: InstrumentId,
+}
+
+/// What a look-up found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Place in the books.
+    pub index: InstrumentIndex,
+    /// Number in records.
+    pub id: InstrumentId,
+    /// The symbol had not been seen in this session.
+    pub is_new: bool,
+}
+
+impl SymbolTable {
+    /// Room for `instruments_max` symbols. `numbers` settles collisions: the symbol gets that number instead of its
+    /// hash.
+    #[must_use]
+    pub fn new(instruments_max: usize, numbers: &[(String, u32)]) -> Self {
+        let numbers = numbers.iter().map(|(symbol, id)| (pad(symbol.as_bytes()), InstrumentId(*id))).collect();
+        let slots = (instruments_max.max(1) * 2).next_power_of_two();
+        Self { slots: vec![0; slots], instruments: Vec::with_capacity(instruments_max), instruments_max, numbers }
+    }
+
+    /// Forgets all symbols: a new session.
+    pub fn clear(&mut self) {
+        self.slots.fill(0);
+        self.instruments.clear();
+    }
+
+    /// The instrument of that symbol, entered if it is new.
+    ///
+    /// # Errors
+    /// `InstrumentTableFull`, and `InstrumentIdCollision` where another symbol of this session has the same number.
+    pub fn find_or_enter(&mut self, symbol: [u8; 8]) -> Result<Found, DropReason> {
+        let key = u64::from_le_bytes(symbol);
+        let mask = self.slots.len() - 1;
+        // Fibonacci hashing; symbols are few and the table is half empty, so runs are short.
+        let mut slot = usize::try_from(key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).unwrap_or(0) & mask;
+        for _ in 0..=mask {
+            match self.slots.get(slot).copied() {
+                Some(0) | None => break,
+                Some(entry) => {
+                    let index = entry - 1;
+                    if let Some(named) = self.get(InstrumentIndex(index))
+                        && named.symbol == symbol
+                    {
+                        return Ok(Found { index: InstrumentIndex(index), id: named.id, is_new: false });
+                    }
+                }
+            }
+            slot = (slot + 1) & mask;
+        }
+        self.enter(symbol, slot)
+    }
+
+    /// The instrument at that place.
+    #[must_use]
+    pub fn get(&self, index: InstrumentIndex) -> Option<Named> {
+        self.instruments.get(usize::try_from(index.0).ok()?).copied()
+    }
+
+    fn enter(&mut self, symbol: [u8; 8], slot: usize) -> Result<Found, DropReason> {
+        if self.instruments.len() >= self.instruments_max {
+            return Err(DropReason::InstrumentTableFull);
+        }
+        let key = u64::from_le_bytes(symbol);
+        let configured = self.numbers.iter().find(|(known, _)| *known == key).map(|(_, id)| *id);
+        let id = configured.unwrap_or_else(|| InstrumentId::from_symbol(trim(&symbol)));
+        // A walk over all symbols, but only when a symbol is new.
+        if self.instruments.iter().any(|named| named.id == id) {
+            return Err(DropReason::InstrumentIdCollision);
+        }
+        let index = u32::try_from(self.instruments.len()).map_err(|_| DropReason::InstrumentTableFull)?;
+        self.instruments.push(Named { symbol, id });
+        if let Some(place) = self.slots.get_mut(slot) {
+            *place = index + 1;
+        }
+        Ok(Found { index: InstrumentIndex(index), id, is_new: true })
+    }
+}
+
+/// A symbol without the spaces that pad it on the right.
+#[must_use]
+pub fn trim(symbol: &[u8]) -> &[u8] {
+    symbol.trim_ascii_end()
+}
+
+fn pad(symbol: &[u8]) -> u64 {
+    let mut padded = [b' '; 8];
+    for (slot, byte) in padded.iter_mut().zip(symbol) {
+        *slot = *byte;
+    }
+    u64::from_le_bytes(padded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn symbol(number: usize) -> [u8; 8] {
+        pad(format!("S{number}").as_bytes()).to_le_bytes()
+    }
+
+    #[test]
+    fn every_symbol_keeps_its_place_and_its_number() {
+        let mut table = SymbolTable::new(1_000, &[]);
+        for number in 0..1_000 {
+            let found = table.find_or_enter(symbol(number)).unwrap();
+            assert!(found.is_new);
+            assert_eq!(found.index.0 as usize, number);
+            assert_eq!(found.id, InstrumentId::from_symbol(format!("S{number}").as_bytes()));
+        }
+        for number in 0..1_000 {
+            assert!(!table.find_or_enter(symbol(number)).unwrap().is_new);
+        }
+        assert_eq!(table.find_or_enter(symbol(1_000)), Err(DropReason::InstrumentTableFull));
+        table.clear();
+        assert!(table.find_or_enter(symbol(1_000)).unwrap().is_new);
+    }
+
+    #[test]
+    fn a_collision_is_refused_until_the_configuration_settles_it() {
+        let ours = InstrumentId::from_symbol(b"S1").0;
+        let mut table = SymbolTable::new(4, &[("S0".to_owned(), ours)]);
+        assert_eq!(table.find_or_enter(symbol(0)).unwrap().id, InstrumentId(ours));
+        assert_eq!(table.find_or_enter(symbol(1)), Err(DropReason::InstrumentIdCollision));
+        let mut settled = SymbolTable::new(4, &[("S0".to_owned(), ours), ("S1".to_owned(), 7)]);
+        assert!(settled.find_or_enter(symbol(0)).is_ok());
+        assert_eq!(settled.find_or_enter(symbol(1)).unwrap().id, InstrumentId(7));
+    }
+}
