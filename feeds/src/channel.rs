@@ -3,8 +3,8 @@
 use zerocopy::IntoBytes;
 
 use crate::{
-    arbiter::{Arbiter, ArbiterConfig, ArbiterState, Arrival, Delivery, LineStatistics},
-    book::{BookFaultCounts, BookLimits, store::{HashStore, PagedStore}},
+    arbiter::{Arbiter, ArbiterConfig, Arrival, Delivery, LineStatistics},
+    book::{BookFaultCounts, BookLimits, store::HashStore},
     drop_reason::{DropCounts, DropReason},
     frame::{FrameFlags, FrameKind, FrameMeta, FrameSink, GapBody, StateBody},
     identity::{ChannelId, Feed, Line, Sequence, Session},
@@ -135,8 +135,6 @@ pub struct ChannelConfig {
     pub arbiter: ArbiterConfig,
     /// How much the books may hold.
     pub books: BookLimits,
-    /// How orders are found by their id.
-    pub order_store: OrderStoreKind,
     /// Numbers of instruments whose symbols collide (symbol, number); for venues that give none.
     pub instrument_numbers: Vec<(String, u32)>,
     /// Take packets that nobody numbered in the order in which they come. For files of messages that were wrapped into
@@ -144,16 +142,6 @@ pub struct ChannelConfig {
     pub accept_unsequenced: bool,
     /// The numbering that was current when the gateway last ran.
     pub resume: Option<Numbering>,
-}
-
-/// How orders are found by their id.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OrderStoreKind {
-    /// Any 64-bit id: open addressing.
-    #[default]
-    Hash,
-    /// Ids that grow from a small number without large holes: an array in pages.
-    Paged,
 }
 
 impl ChannelConfig {
@@ -167,7 +155,6 @@ impl ChannelConfig {
             date: None,
             arbiter: ArbiterConfig::default(),
             books: BookLimits::default(),
-            order_store: OrderStoreKind::default(),
             instrument_numbers: Vec::new(),
             accept_unsequenced: false,
             resume: None,
@@ -211,7 +198,6 @@ pub struct Channel(Kind);
 #[allow(clippy::large_enum_variant, reason = "a handful of channels, made once and never moved on the hot path")]
 enum Kind {
     Itch(StraightLine<ItchCore<HashStore>>),
-    ItchPaged(StraightLine<ItchCore<PagedStore>>),
     Tops(StraightLine<TopsCore>),
     Deep(StraightLine<DeepCore>),
 }
@@ -221,7 +207,6 @@ macro_rules! each_kind {
     ($channel:expr, $line:ident => $call:expr) => {
         match $channel {
             Kind::Itch($line) => $call,
-            Kind::ItchPaged($line) => $call,
             Kind::Tops($line) => $call,
             Kind::Deep($line) => $call,
         }
@@ -232,15 +217,12 @@ impl Channel {
     /// With all its memory allocated.
     #[must_use]
     pub fn new(config: ChannelConfig) -> Self {
-        Self(match (config.feed, config.order_store) {
-            (Feed::NasdaqItch | Feed::BxItch | Feed::PsxItch, OrderStoreKind::Hash) => {
+        Self(match config.feed {
+            Feed::NasdaqItch | Feed::BxItch | Feed::PsxItch => {
                 Kind::Itch(StraightLine::new(ItchCore::new(&config), config))
             }
-            (Feed::NasdaqItch | Feed::BxItch | Feed::PsxItch, OrderStoreKind::Paged) => {
-                Kind::ItchPaged(StraightLine::new(ItchCore::new(&config), config))
-            }
-            (Feed::IexTops, _) => Kind::Tops(StraightLine::new(TopsCore::new(&config), config)),
-            (Feed::IexDeep, _) => Kind::Deep(StraightLine::new(DeepCore::new(&config), config)),
+            Feed::IexTops => Kind::Tops(StraightLine::new(TopsCore::new(&config), config)),
+            Feed::IexDeep => Kind::Deep(StraightLine::new(DeepCore::new(&config), config)),
         })
     }
 
@@ -314,7 +296,7 @@ impl Channel {
 
     /// A line's packets, duplicates, lead and silence.
     #[must_use]
-    pub fn line_statistics(&self, line: Line) -> Option<&LineStatistics> {
+    pub fn line_statistics(&self, line: Line) -> &LineStatistics {
         each_kind!(&self.0, straight => straight.arbiter.line_statistics(line))
     }
 
@@ -365,7 +347,7 @@ impl<C: Core> StraightLine<C> {
     fn new(core: C, config: ChannelConfig) -> Self {
         Self {
             sessions: SessionTracker::new(config.feed, config.date, config.resume),
-            arbiter: Arbiter::new(config.arbiter),
+            arbiter: Arbiter::new(config.arbiter.clone()),
             core,
             counters: ChannelCounters::default(),
             drops: DropCounts::default(),
@@ -410,7 +392,7 @@ impl<C: Core> StraightLine<C> {
             Belongs::Current => {}
         }
         let next = packet.next();
-        self.arbitrate(sink, |arbiter, deliver| match packet.kind {
+        self.arbitrate(sink, |arbiter, mut deliver| match packet.kind {
             PacketKind::Messages => {
                 let arrival = Arrival {
                     line,
@@ -422,10 +404,10 @@ impl<C: Core> StraightLine<C> {
                     now,
                 };
                 // Refusals are counted by the arbiter itself.
-                let _ = arbiter.accept(arrival, deliver);
+                let _ = arbiter.accept(arrival, &mut deliver);
             }
             PacketKind::Heartbeat | PacketKind::EndOfSession => {
-                let _ = arbiter.announce(line, packet.first, ts_recv, now, deliver);
+                let _ = arbiter.announce(line, packet.first, now, &mut deliver);
             }
         });
         match packet.kind {
@@ -438,13 +420,13 @@ impl<C: Core> StraightLine<C> {
     }
 
     fn on_deadline<S: FrameSink>(&mut self, now: MonoNs, sink: &mut S) {
-        self.arbitrate(sink, |arbiter, deliver| arbiter.on_deadline(now, deliver));
+        self.arbitrate(sink, |arbiter, mut deliver| arbiter.on_deadline(now, &mut deliver));
         self.end_if_complete(sink);
         self.tell_state(sink);
     }
 
     fn finish<S: FrameSink>(&mut self, sink: &mut S) {
-        self.arbitrate(sink, |arbiter, deliver| arbiter.finish(deliver));
+        self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
         self.end_if_complete(sink);
         self.tell_state(sink);
     }
@@ -453,7 +435,7 @@ impl<C: Core> StraightLine<C> {
         let is_first = self.counters.sessions == 0;
         if !is_first {
             // Whatever the old numbering still has comes out under its own name.
-            self.arbitrate(sink, |arbiter, deliver| arbiter.finish(deliver));
+            self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
             self.end(sink);
         }
         self.counters.sessions += 1;
@@ -513,7 +495,7 @@ impl<C: Core> StraightLine<C> {
 
     fn poll_request(&mut self, request: &mut [u8; REQUEST_BYTES_MAX]) -> Option<usize> {
         let wanted = self.arbiter.poll_request()?;
-        self.core.write_request(self.sessions.current()?.venue, wanted.first(), wanted.count(), request)
+        self.core.write_request(self.sessions.current()?.venue, wanted.first, wanted.next.0.saturating_sub(wanted.first.0), request)
     }
 
     fn state(&self) -> ChannelState {
@@ -522,12 +504,15 @@ impl<C: Core> StraightLine<C> {
         }
         match self.arbiter.state() {
             _ if self.has_ended => ChannelState::Ended,
-            ArbiterState::Waiting => ChannelState::Waiting,
-            _ if self.arbiter.is_silent() => ChannelState::Stale,
-            ArbiterState::Live => ChannelState::Live,
-            ArbiterState::Gap => ChannelState::Gap,
-            ArbiterState::Recovering => ChannelState::Recovering,
+            ChannelState::Live if self.is_silent() => ChannelState::Stale,
+            state => state,
         }
+    }
+
+    /// Whether every line's alarm is raised.
+    fn is_silent(&self) -> bool {
+        let lines = 0..self.config.arbiter.lines;
+        lines.into_iter().all(|line| self.arbiter.line_statistics(Line(line)).silent)
     }
 
     /// Consumers hear of a new state, but not of each short wait for the other line.

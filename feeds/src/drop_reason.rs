@@ -46,7 +46,7 @@ pub enum DropReason {
 
 impl DropReason {
     /// All of them, in the order of their counters.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::HeaderTruncated,
         Self::ProtocolMismatch,
         Self::LengthMismatch,

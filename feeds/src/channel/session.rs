@@ -11,7 +11,7 @@ use crate::{
 
 /// Follows the sessions of one channel.
 #[derive(Debug)]
-pub struct SessionTracker {
+pub(super) struct SessionTracker {
     feed: Feed,
     date: Option<TradingDate>,
     current: Option<Numbering>,
@@ -36,7 +36,7 @@ pub struct Numbering {
 
 /// What a packet belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Belongs {
+pub(super) enum Belongs {
     /// The current numbering.
     Current,
     /// A new one, which is current from here on.
@@ -48,19 +48,19 @@ pub enum Belongs {
 impl SessionTracker {
     /// `date` overrides what the input tells; `resume` is the numbering that was current when the gateway last ran.
     #[must_use]
-    pub fn new(feed: Feed, date: Option<TradingDate>, resume: Option<Numbering>) -> Self {
+    pub(super) fn new(feed: Feed, date: Option<TradingDate>, resume: Option<Numbering>) -> Self {
         Self { feed, date, current: resume, ended: [None; 4], ended_next: 0 }
     }
 
     /// The current numbering.
     #[must_use]
-    pub fn current(&self) -> Option<&Numbering> {
+    pub(super) fn current(&self) -> Option<&Numbering> {
         self.current.as_ref()
     }
 
     /// Says what `packet` belongs to. `expected` is the next sequence of the current numbering, once one of its
     /// packets has come in this run.
-    pub fn classify(&mut self, packet: &Packet<'_>, ts_recv: UnixNs, expected: Option<Sequence>) -> Belongs {
+    pub(super) fn classify(&mut self, packet: &Packet<'_>, ts_recv: UnixNs, expected: Option<Sequence>) -> Belongs {
         let sent = packet.send_time.unwrap_or_default();
         let Some(current) = &mut self.current else { return self.begin(packet, ts_recv, sent, 0) };
         if current.venue != packet.session {
