@@ -13,10 +13,12 @@
 //! cross. So the check can be switched off while an instrument is not in continuous trading
 //! (`set_cross_check`); it is on by default.
 
+mod deep;
 pub mod fault;
-pub mod ladder;
+mod ladder;
 pub mod levels;
-pub mod model;
+#[cfg(test)]
+mod model;
 pub mod orders;
 pub mod prefetch;
 pub mod store;
@@ -81,8 +83,6 @@ pub struct BookLimits {
     pub orders_max: u32,
     /// Price levels over all instruments and both sides.
     pub levels_max: u32,
-    /// Highest order id that an array store takes; unused by the hash store.
-    pub order_id_max: u64,
     /// Mixed into the hash of order ids. A secret one keeps a hostile venue from choosing ids that collide; the books'
     /// content doesn't depend on it.
     pub order_hash_seed: u64,
@@ -90,13 +90,7 @@ pub struct BookLimits {
 
 impl Default for BookLimits {
     fn default() -> Self {
-        Self {
-            instruments_max: 16_384,
-            orders_max: 4_000_000,
-            levels_max: 1_000_000,
-            order_id_max: 1 << 31,
-            order_hash_seed: 0,
-        }
+        Self { instruments_max: 16_384, orders_max: 4_000_000, levels_max: 1_000_000, order_hash_seed: 0 }
     }
 }
 

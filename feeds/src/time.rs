@@ -63,6 +63,12 @@ impl TradingDate {
         Self::from_unix_days(at.0.saturating_sub(offset_ns) / NS_PER_DAY)
     }
 
+    /// The day at Greenwich on which `at` falls.
+    #[must_use]
+    pub fn in_utc(at: UnixNs) -> Self {
+        Self::from_unix_days(at.0 / NS_PER_DAY)
+    }
+
     /// `YYYYMMDD` as a number.
     #[must_use]
     pub fn yyyymmdd(self) -> u32 {

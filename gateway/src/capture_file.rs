@@ -13,6 +13,12 @@ mod error;
 mod link;
 mod pcap;
 mod pcapng;
+mod writer;
+
+#[cfg(test)]
+mod forge;
+#[cfg(test)]
+mod tests;
 
 use std::{
     net::SocketAddr,
@@ -26,6 +32,7 @@ use self::{byte_source::ByteSource, day_file::DayFile, link::LinkLayer, pcap::Pc
 pub use self::{
     error::{CaptureError, CaptureFault},
     link::VlanTags,
+    writer::PcapWriter,
 };
 
 /// A capture that is being read. [`Self::advance`] to a datagram, then look at it with [`Self::current`].

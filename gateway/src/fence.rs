@@ -1,1 +1,150 @@
-//! (to come)
+//! May I send now? One deadline, one epoch.
+//!
+//! Whoever decides about leadership writes, the publisher reads: that is all they have in common. The fence fails
+//! closed: nobody has to act for it to close, since the deadline passes by itself.
+
+#[cfg(all(test, feature = "loom"))]
+use loom::sync::atomic::AtomicU64;
+#[cfg(not(all(test, feature = "loom")))]
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
+
+/// The two words of a group's fence. One thread writes them; any number read. Alone on its cache lines: readers share
+/// them, and only a renewal takes them away for a moment.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct Fence {
+    /// Sending is allowed before it; 0 is closed. Written last when opening.
+    deadline: AtomicU64,
+    /// Of the opening that `deadline` belongs to, or a newer one.
+    epoch: AtomicU64,
+}
+
+impl Fence {
+    /// Of a gateway that does not lead.
+    #[must_use]
+    pub fn closed() -> Self {
+        Self { deadline: AtomicU64::new(0), epoch: AtomicU64::new(0) }
+    }
+
+    /// Of a gateway that stands alone: open for good, under the epoch of this start.
+    #[must_use]
+    pub fn stand_alone(epoch: Epoch) -> Self {
+        Self { deadline: AtomicU64::new(u64::MAX), epoch: AtomicU64::new(epoch.0) }
+    }
+
+    /// Opens it, after it was closed, under a new epoch. The margin is already taken off `deadline`.
+    pub fn open(&self, epoch: Epoch, deadline: MonoNs) {
+        self.epoch.store(epoch.0, Relaxed);
+        // Release pairs with the Acquire in `pass`: who sees this deadline sees this epoch.
+        self.deadline.store(deadline.0, Release);
+    }
+
+    /// Moves the deadline of the present opening.
+    pub fn renew(&self, deadline: MonoNs) {
+        self.deadline.store(deadline.0, Release);
+    }
+
+    /// Closes it. A send that was checked before may still be on its way.
+    pub fn close(&self) {
+        self.deadline.store(0, Release);
+    }
+
+    /// May this gateway send at `now`, a clock read just made?
+    #[inline]
+    #[must_use]
+    pub fn allows(&self, now: MonoNs) -> bool {
+        now.0 < self.deadline.load(Acquire)
+    }
+
+    /// The epoch to send under, if sending is allowed at `now`.
+    #[inline]
+    #[must_use]
+    pub fn pass(&self, now: MonoNs) -> Option<Epoch> {
+        self.allows(now).then(|| self.epoch())
+    }
+
+    /// Epoch of the present opening, or of the last one while closed.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        Epoch(self.epoch.load(Relaxed))
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_passes_before_the_fence_opens_at_its_deadline_or_after_it_closes() {
+        let fence = Fence::closed();
+        assert_eq!(fence.pass(MonoNs(0)), None);
+        fence.open(Epoch(7), MonoNs(100));
+        assert_eq!(fence.pass(MonoNs(99)), Some(Epoch(7)));
+        assert_eq!(fence.pass(MonoNs(100)), None);
+        fence.renew(MonoNs(200));
+        assert_eq!(fence.pass(MonoNs(199)), Some(Epoch(7)));
+        fence.close();
+        assert_eq!(fence.pass(MonoNs(0)), None);
+        assert_eq!(fence.epoch(), Epoch(7));
+    }
+
+    #[test]
+    fn a_gateway_that_stands_alone_always_sends() {
+        assert_eq!(Fence::stand_alone(Epoch(3)).pass(MonoNs(u64::MAX - 1)), Some(Epoch(3)));
+    }
+}
+
+#[cfg(all(test, feature = "loom"))]
+mod model {
+    use loom::{sync::Arc, thread};
+
+    use super::*;
+
+    /// Two openings, each with a deadline of its own, and one check in between.
+    fn check(open: fn(&Fence, Epoch, MonoNs)) {
+        loom::model(move || {
+            let fence = Arc::new(Fence::closed());
+            open(&fence, Epoch(1), MonoNs(10));
+            let writer = {
+                let fence = Arc::clone(&fence);
+                thread::spawn(move || {
+                    fence.close();
+                    open(&fence, Epoch(2), MonoNs(20));
+                    fence.close();
+                })
+            };
+            // At 15 only the second opening's deadline allows it.
+            if let Some(epoch) = fence.pass(MonoNs(15)) {
+                assert_eq!(epoch, Epoch(2), "sent under the epoch of an opening that is over");
+            }
+            writer.join().unwrap();
+            assert_eq!(fence.pass(MonoNs(0)), None, "closed is closed");
+        });
+    }
+
+    #[test]
+    fn what_passes_has_the_epoch_of_its_opening() {
+        check(Fence::open);
+    }
+
+    #[test]
+    #[should_panic(expected = "epoch of an opening that is over")]
+    fn a_deadline_stored_before_its_epoch_is_found() {
+        check(|fence, epoch, deadline| {
+            fence.deadline.store(deadline.0, Release);
+            fence.epoch.store(epoch.0, Relaxed);
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "epoch of an opening that is over")]
+    fn a_deadline_that_orders_nothing_is_found() {
+        check(|fence, epoch, deadline| {
+            fence.epoch.store(epoch.0, Relaxed);
+            fence.deadline.store(deadline.0, Relaxed);
+        });
+    }
+}

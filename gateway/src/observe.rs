@@ -1,1 +1,8 @@
-//! (to come)
+//! What the gateway shows of itself: counters, and latency by stage. Cold threads read; the hot path only adds to
+//! memory that it alone writes.
+
+pub mod counters;
+pub mod disclosure;
+pub mod interval_log;
+pub mod latency_thread;
+pub mod stages;

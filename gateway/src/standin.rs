@@ -1,1 +1,4 @@
-//! (to come)
+//! Venues that we play ourselves: for the demonstration, for rehearsals, for tests and benches.
+
+pub mod damage;
+pub mod random;

@@ -1,1 +1,281 @@
-//! (to come)
+//! What must outlive the machine: the epoch's count, and each channel's session with its restart count. Synced to disk
+//! before it counts. For cold threads.
+//!
+//! JSON, written whole to a neighbouring file that then takes the place of the old one, so that a crash at any moment
+//! leaves either the old or the new state.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use mdgw_feeds::{
+    identity::{ChannelId, Epoch, Feed, Session},
+    time::TradingDate,
+};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// The state in force, and the file that holds it.
+#[derive(Debug)]
+pub struct StateFile {
+    path: PathBuf,
+    state: State,
+}
+
+/// Why state could not be read or kept.
+#[derive(Debug, Error)]
+pub enum StateError {
+    /// The operating system refused.
+    #[error("cannot {act} state file {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        act: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+    /// It does not hold what this program writes.
+    #[error(
+        "state file {} is damaged: {reason}; restore it from a copy, or remove it after making sure that receivers \
+         are restarted too: without it, epochs begin again at 1 and receivers drop what has a lower epoch than before",
+        path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What does not fit.
+        reason: String,
+    },
+    /// 2^56 starts.
+    #[error("state file {} has used up its epochs", path.display())]
+    EpochsUsedUp {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl StateFile {
+    /// Reads the file; one that doesn't exist is a first start.
+    ///
+    /// # Errors
+    /// When it can't be read, or holds anything else than what [`StateFile`] writes.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self, StateError> {
+        let path = path.into();
+        let state = match fs::read(&path) {
+            Ok(bytes) => State::parse(&bytes).map_err(|reason| StateError::Damaged { path: path.clone(), reason })?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => State::default(),
+            Err(source) => return Err(StateError::Io { act: "read", path, source }),
+        };
+        Ok(Self { path, state })
+    }
+
+    /// A new epoch, above every one that this file gave before and above `heard`, the highest credible one from the
+    /// wire. It is on disk when this returns.
+    ///
+    /// # Errors
+    /// When it can't be written: the epoch must not be used then.
+    pub fn next_epoch(&mut self, node: u8, heard: Option<Epoch>) -> Result<Epoch, StateError> {
+        let count = self.state.epoch_count.max(heard.map_or(0, Epoch::count)) + 1;
+        if count > EPOCH_COUNT_MAX {
+            return Err(StateError::EpochsUsedUp { path: self.path.clone() });
+        }
+        self.replace(State { epoch_count: count, ..self.state.clone() })?;
+        Ok(Epoch::new(count, node))
+    }
+
+    /// The last session of a channel.
+    #[must_use]
+    pub fn session(&self, channel: ChannelId) -> Option<Session> {
+        self.state.sessions.get(&channel.0).and_then(StoredSession::to_session)
+    }
+
+    /// Keeps a channel's session. Writes only where it is a new one.
+    ///
+    /// # Errors
+    /// When it can't be written; the old one then stays in force.
+    pub fn set_session(&mut self, channel: ChannelId, session: Session) -> Result<(), StateError> {
+        if self.session(channel) == Some(session) {
+            return Ok(());
+        }
+        let mut state = self.state.clone();
+        state.sessions.insert(channel.0, StoredSession::of(session));
+        self.replace(state)
+    }
+
+    fn replace(&mut self, state: State) -> Result<(), StateError> {
+        write_synced(&self.path, state.to_text().as_bytes()).map_err(|(act, source)| StateError::Io {
+            act,
+            path: self.path.clone(),
+            source,
+        })?;
+        self.state = state;
+        Ok(())
+    }
+}
+
+/// As it stands in the file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {
+    version: u32,
+    epoch_count: u64,
+    sessions: BTreeMap<u16, StoredSession>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StoredSession {
+    feed: String,
+    /// `YYYYMMDD`.
+    date: u32,
+    restart: u32,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self { version: VERSION, epoch_count: 0, sessions: BTreeMap::new() }
+    }
+}
+
+impl State {
+    fn parse(bytes: &[u8]) -> Result<Self, String> {
+        if bytes.len() > FILE_BYTES_MAX {
+            return Err(format!("{} bytes are more than it can have", bytes.len()));
+        }
+        let state: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        if state.version != VERSION {
+            return Err(format!("version {} where {VERSION} is expected", state.version));
+        }
+        if state.epoch_count > EPOCH_COUNT_MAX {
+            return Err(format!("epoch count {} needs more than 56 bits", state.epoch_count));
+        }
+        for (channel, session) in &state.sessions {
+            session.to_session().ok_or_else(|| format!("session of channel {channel} is none: {session:?}"))?;
+        }
+        Ok(state)
+    }
+
+    fn to_text(&self) -> String {
+        serde_json::to_string_pretty(self).unwrap_or_else(|_| unreachable!("plain numbers and strings")) + "\n"
+    }
+}
+
+impl StoredSession {
+    fn of(session: Session) -> Self {
+        Self { feed: session.feed.name().to_owned(), date: session.date.yyyymmdd(), restart: session.restart }
+    }
+
+    fn to_session(&self) -> Option<Session> {
+        let feed = Feed::from_name(&self.feed)?;
+        Some(Session { feed, date: TradingDate::from_yyyymmdd(self.date)?, restart: self.restart })
+    }
+}
+
+/// Replaces the file's content so that a crash leaves the old one or the new one.
+fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), (&'static str, io::Error)> {
+    let mut new_name = path.as_os_str().to_owned();
+    new_name.push(".new");
+    let new_path = PathBuf::from(new_name);
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    fs::create_dir_all(directory).map_err(|error| ("make the directory of", error))?;
+    let mut file = File::create(&new_path).map_err(|error| ("create", error))?;
+    file.write_all(bytes).map_err(|error| ("write", error))?;
+    file.sync_all().map_err(|error| ("sync", error))?;
+    fs::rename(&new_path, path).map_err(|error| ("replace", error))?;
+    // Without this the new name itself may be lost with the machine.
+    File::open(directory).and_then(|directory| directory.sync_all()).map_err(|error| ("sync the directory of", error))
+}
+
+const VERSION: u32 = 1;
+const EPOCH_COUNT_MAX: u64 = u64::MAX >> 8;
+/// 65,536 channels of some 100 bytes.
+const FILE_BYTES_MAX: usize = 16 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn session(restart: u32) -> Session {
+        Session { feed: Feed::IexDeep, date: TradingDate::from_yyyymmdd(20_170_425).unwrap(), restart }
+    }
+
+    #[test]
+    fn epochs_grow_over_restarts_and_above_what_was_heard() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("deep").join("state.json");
+        let next = |heard| StateFile::open(&path).unwrap().next_epoch(3, heard).unwrap();
+        assert_eq!(next(None), Epoch::new(1, 3));
+        assert_eq!(next(None), Epoch::new(2, 3));
+        assert_eq!(next(Some(Epoch::new(40, 9))), Epoch::new(41, 3));
+        assert_eq!(next(Some(Epoch::new(5, 9))), Epoch::new(42, 3));
+        let last = Epoch::new(EPOCH_COUNT_MAX, 0);
+        let refused = StateFile::open(&path).unwrap().next_epoch(3, Some(last)).unwrap_err();
+        assert!(matches!(refused, StateError::EpochsUsedUp { .. }));
+    }
+
+    #[test]
+    fn restart_counts_survive() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let mut state = StateFile::open(&path).unwrap();
+        assert_eq!(state.session(ChannelId(1)), None);
+        state.set_session(ChannelId(1), session(0)).unwrap();
+        state.set_session(ChannelId(2), session(4)).unwrap();
+        state.set_session(ChannelId(1), session(11)).unwrap();
+        state.next_epoch(0, None).unwrap();
+        let state = StateFile::open(&path).unwrap();
+        assert_eq!((state.session(ChannelId(1)), state.session(ChannelId(2))), (Some(session(11)), Some(session(4))));
+    }
+
+    #[test]
+    fn a_known_session_is_not_written_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let mut state = StateFile::open(&path).unwrap();
+        state.set_session(ChannelId(1), session(1)).unwrap();
+        fs::remove_file(&path).unwrap();
+        state.set_session(ChannelId(1), session(1)).unwrap();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_damaged_file_is_refused_and_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let mut state = StateFile::open(&path).unwrap();
+        state.set_session(ChannelId(1), session(1)).unwrap();
+        let good = fs::read_to_string(&path).unwrap();
+        let cuts = (0..good.trim_end().len()).map(|length| good[..length].to_owned());
+        let edits = [
+            good.replace("\"version\": 1", "\"version\": 2"),
+            good.replace("\"epoch_count\": 0", "\"epoch_count\": 72057594037927936"),
+            good.replace("\"epoch_count\": 0", "\"epoch_count\": -1"),
+            good.replace("20170425", "20170431"),
+            good.replace("iex-deep-1.0", "iex-deep-9.9"),
+            good.replace("\"restart\"", "\"restarts\""),
+        ];
+        for damaged in cuts.chain(edits) {
+            assert_ne!(damaged, good);
+            fs::write(&path, &damaged).unwrap();
+            let error = StateFile::open(&path).unwrap_err();
+            assert!(matches!(error, StateError::Damaged { .. }), "{error}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), damaged);
+        }
+    }
+
+    #[test]
+    fn an_unwritten_epoch_is_not_given() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let mut state = StateFile::open(&path).unwrap();
+        // A directory in the way of the new file.
+        fs::create_dir(directory.path().join("state.json.new")).unwrap();
+        assert!(matches!(state.next_epoch(0, None).unwrap_err(), StateError::Io { act: "create", .. }));
+        fs::remove_dir(directory.path().join("state.json.new")).unwrap();
+        assert_eq!(state.next_epoch(0, None).unwrap(), Epoch::new(1, 0));
+    }
+}

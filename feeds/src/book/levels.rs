@@ -79,6 +79,12 @@ impl LevelBooks {
         self.ladders.prefetch(instrument);
     }
 
+    /// A second hint, once the first has had its effect: the best levels of that instrument.
+    #[inline]
+    pub fn prefetch_tops(&self, instrument: InstrumentIndex) {
+        self.ladders.prefetch_tops(instrument);
+    }
+
     /// Switches the check for a crossed book; it is on until then.
     pub fn set_cross_check(&mut self, instrument: InstrumentIndex, on: bool) {
         self.ladders.set_cross_check(instrument, on);
@@ -116,5 +122,39 @@ impl LevelBooks {
         self.faults.count(fault);
         self.ladders.set_suspect(instrument, true);
         fault
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::book::model::{Model, same_book};
+
+    const LIMITS: BookLimits = BookLimits { instruments_max: 2, orders_max: 0, levels_max: 300, order_hash_seed: 0 };
+
+    proptest! {
+        #[test]
+        fn books_by_level_are_the_model_faults_and_all(
+            steps in prop::collection::vec((0_u32..3, any::<bool>(), 0_i64..400, 0_u32..4, any::<bool>()), 1..900)
+        ) {
+            let mut books = LevelBooks::new(LIMITS);
+            let mut model = Model::new(LIMITS);
+            for (instrument, is_bid, price, size, is_event_end) in steps {
+                let instrument = InstrumentIndex(instrument);
+                let (side, price) = if is_bid { (Side::Bid, -price) } else { (Side::Ask, price - 3) };
+                let change = books.set_level(instrument, side, price, size);
+                prop_assert_eq!(change, model.set_level(instrument, side, price, size));
+                if is_event_end {
+                    prop_assert_eq!(books.check_crossed(instrument), model.check_crossed(instrument));
+                }
+            }
+            prop_assert_eq!(books.faults(), model.faults());
+            for instrument in [InstrumentIndex(0), InstrumentIndex(1)] {
+                books.ladders.check(instrument);
+                same_book(&books.view(instrument), &model, instrument);
+            }
+        }
     }
 }

@@ -73,7 +73,7 @@ impl<S: OrderStore> OrderBooks<S> {
         };
         self.priority_next += 1;
         let mut change = change_of(&order, size, size, touched);
-        if touched.depth == 0 && self.ladders.check_crossed(instrument) {
+        if self.ladders.check_crossed(instrument) {
             change.fault = Some(self.fault(instrument, BookFault::Crossed));
         }
         Ok(change)
@@ -170,6 +170,12 @@ impl<S: OrderStore> OrderBooks<S> {
     #[inline]
     pub fn prefetch_instrument(&self, instrument: InstrumentIndex) {
         self.ladders.prefetch(instrument);
+    }
+
+    /// A second hint, once the first has had its effect: the best levels of that instrument.
+    #[inline]
+    pub fn prefetch_tops(&self, instrument: InstrumentIndex) {
+        self.ladders.prefetch_tops(instrument);
     }
 
     /// Switches the check for a crossed book; it is on until then.
@@ -280,5 +286,159 @@ fn change_of(order: &Order, size: u32, remaining: u32, touched: Touched) -> Chan
         level_change: touched.change,
         level: touched.level,
         fault: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::book::{
+        model::{Model, same_book},
+        store::WindowStore,
+    };
+
+    const LIMITS: BookLimits = BookLimits { instruments_max: 3, orders_max: 60, levels_max: 40, order_hash_seed: 0 };
+    const ONE: InstrumentIndex = InstrumentIndex(1);
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Add(u32, u64, Side, i64, u32),
+        Execute(u32, u64, u32),
+        Reduce(u32, u64, u32),
+        Delete(u32, u64),
+        Replace(u32, u64, u64, i64, u32),
+        CrossCheck(u32, bool),
+    }
+
+    /// Few ids and instruments, so that duplicates, strangers and mismatches are common; one instrument too many.
+    fn step(ids: u64, prices: i64) -> impl Strategy<Value = Step> {
+        let id = move || 0..ids;
+        let instrument = || prop_oneof![20 => Just(1_u32), 2 => Just(0_u32), 1 => Just(3_u32)];
+        let side = || prop_oneof![Just(Side::Bid), Just(Side::Ask)];
+        let size = || prop_oneof![10 => 1_u32..50, 1 => Just(0_u32), 1 => Just(u32::MAX)];
+        prop_oneof![
+            10 => (instrument(), id(), side(), 0..prices, size())
+                .prop_map(move |(instrument, id, side, price, size)| {
+                    // Mostly apart, sometimes crossed.
+                    let price = if side == Side::Bid { -price } else { price - 2 };
+                    Step::Add(instrument, id, side, price, size)
+                }),
+            3 => (instrument(), id(), size()).prop_map(|(instrument, id, size)| Step::Execute(instrument, id, size)),
+            2 => (instrument(), id(), size()).prop_map(|(instrument, id, size)| Step::Reduce(instrument, id, size)),
+            4 => (instrument(), id()).prop_map(|(instrument, id)| Step::Delete(instrument, id)),
+            2 => (instrument(), id(), id(), 0..prices, size())
+                .prop_map(|(instrument, old, new, price, size)| Step::Replace(instrument, old, new, price, size)),
+            1 => (instrument(), any::<bool>()).prop_map(|(instrument, on)| Step::CrossCheck(instrument, on)),
+        ]
+    }
+
+    fn run<S: OrderStore>(limits: BookLimits, steps: Vec<Step>) {
+        let mut books = OrderBooks::<S>::new(limits);
+        let mut model = Model::new(limits);
+        for step in steps {
+            match step {
+                Step::Add(instrument, id, side, price, size) => {
+                    let instrument = InstrumentIndex(instrument);
+                    let change = books.add(instrument, id, side, price, size);
+                    assert_eq!(change, model.add(instrument, id, side, price, size));
+                }
+                Step::Execute(instrument, id, size) => {
+                    let instrument = InstrumentIndex(instrument);
+                    let change = books.execute(instrument, id, size);
+                    assert_eq!(change, model.take(instrument, id, size, BookFault::OverExecution));
+                }
+                Step::Reduce(instrument, id, size) => {
+                    let instrument = InstrumentIndex(instrument);
+                    let change = books.reduce(instrument, id, size);
+                    assert_eq!(change, model.take(instrument, id, size, BookFault::OverCancel));
+                }
+                Step::Delete(instrument, id) => {
+                    let instrument = InstrumentIndex(instrument);
+                    assert_eq!(books.delete(instrument, id), model.delete(instrument, id));
+                }
+                Step::Replace(instrument, old, new, price, size) => {
+                    let instrument = InstrumentIndex(instrument);
+                    let replaced = books.replace(instrument, old, new, price, size);
+                    assert_eq!(replaced, model.replace(instrument, old, new, price, size));
+                }
+                Step::CrossCheck(instrument, on) => {
+                    books.set_cross_check(InstrumentIndex(instrument), on);
+                    model.set_cross_check(InstrumentIndex(instrument), on);
+                }
+            }
+            assert_eq!(books.order_count(), model.order_count());
+        }
+        assert_eq!(books.faults(), model.faults());
+        for instrument in (0..limits.instruments_max).map(InstrumentIndex) {
+            books.ladders.check(instrument);
+            same_book(&books.view(instrument), &model, instrument);
+            assert_eq!(books.orders_of(instrument), model.orders_of(instrument));
+        }
+        books.clear();
+        for instrument in (0..limits.instruments_max).map(InstrumentIndex) {
+            same_book(&books.view(instrument), &Model::new(limits), instrument);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn books_by_order_are_the_model_faults_and_all(steps in prop::collection::vec(step(80, 12), 1..300)) {
+            run::<HashStore>(LIMITS, steps.clone());
+            run::<WindowStore>(LIMITS, steps);
+        }
+
+        /// Hundreds of levels: hot arrays spill into the tree and fill up from it.
+        #[test]
+        fn deep_books_by_order_are_the_model(steps in prop::collection::vec(step(600, 400), 600..1_500)) {
+            let limits = BookLimits { orders_max: 600, levels_max: 600, ..LIMITS };
+            run::<HashStore>(limits, steps);
+        }
+    }
+
+    #[test]
+    fn a_crossed_book_is_counted_once_until_it_is_in_order_again() {
+        let mut books = OrderBooks::<HashStore>::new(LIMITS);
+        books.add(ONE, 1, Side::Bid, 100, 1).expect("fits");
+        assert_eq!(books.add(ONE, 2, Side::Ask, 100, 1).map(|change| change.fault), Ok(None), "locked is no fault");
+        let crossed = books.add(ONE, 3, Side::Ask, 99, 1).map(|change| change.fault);
+        assert_eq!(crossed, Ok(Some(BookFault::Crossed)));
+        assert!(books.view(ONE).is_suspect());
+        assert_eq!(books.add(ONE, 4, Side::Ask, 98, 1).map(|change| change.fault), Ok(None), "still crossed");
+        for id in [3, 4] {
+            books.delete(ONE, id).expect("rests");
+        }
+        assert_eq!(books.faults().get(BookFault::Crossed), 1);
+        let again = books.add(ONE, 5, Side::Ask, 97, 1).map(|change| change.fault);
+        assert_eq!(again, Ok(Some(BookFault::Crossed)));
+    }
+
+    #[test]
+    fn a_mismatch_marks_both_books() {
+        let mut books = OrderBooks::<HashStore>::new(LIMITS);
+        books.add(ONE, 1, Side::Bid, 100, 5).expect("fits");
+        assert_eq!(books.delete(InstrumentIndex(2), 1), Err(BookFault::InstrumentMismatch));
+        assert!(books.view(ONE).is_suspect() && books.view(InstrumentIndex(2)).is_suspect());
+        assert!(!books.view(InstrumentIndex(0)).is_suspect());
+        assert_eq!(books.order(1).map(|order| order.size), Some(5));
+    }
+
+    /// The worst case for a sorted array: a million levels, each new one at the far end.
+    #[test]
+    fn a_million_levels_on_one_side_fit_and_come_out_in_order() {
+        let count = 1_000_000_u32;
+        let limits = BookLimits { instruments_max: 2, orders_max: count, levels_max: count, order_hash_seed: 1 };
+        let mut books = OrderBooks::<HashStore>::new(limits);
+        for number in 1..=count {
+            books.add(ONE, u64::from(number), Side::Bid, -i64::from(number), 1).expect("fits");
+        }
+        assert_eq!(books.view(ONE).level_count(Side::Bid), count);
+        books.ladders.check(ONE);
+        for number in 1..=count {
+            assert_eq!(books.view(ONE).top(Side::Bid).map(|level| level.price_e9), Some(-i64::from(number)));
+            books.delete(ONE, u64::from(number)).expect("rests");
+        }
+        assert_eq!(books.view(ONE).level_count(Side::Bid), 0);
     }
 }

@@ -1,1 +1,60 @@
-//! (to come)
+//! IEX DEEP 1.0, specification 1.08: price levels and trades.
+
+use zerocopy::little_endian::{I64, U32};
+
+use super::admin::is_price;
+pub use super::admin::{Admin, TradeReport};
+use crate::venue::wire::{wire_messages, wire_struct};
+
+wire_messages! {
+    /// One message of DEEP.
+    pub enum Message, growing, else Admin {
+        /// Security Event Message.
+        b'E' => SecurityEvent(SecurityEvent),
+        /// Price Level Update Message, buy side.
+        b'8' => PriceLevelUpdateBuy(PriceLevelUpdate) if PriceLevelUpdate::has_price,
+        /// Price Level Update Message, sell side.
+        b'5' => PriceLevelUpdateSell(PriceLevelUpdate) if PriceLevelUpdate::has_price,
+        /// Trade Report Message.
+        b'T' => TradeReport(TradeReport) if TradeReport::has_price,
+    }
+}
+
+wire_struct! {
+    /// Security Event Message (`E`). 18 bytes.
+    pub struct SecurityEvent: 18 bytes {
+        /// Code of the message.
+        message_type: u8 as message_type,
+        /// `O` opening process complete, `C` closing process complete.
+        security_event: u8 as code,
+        /// Since 1970 UTC.
+        timestamp_ns: I64 as number,
+        /// Symbol.
+        symbol: [u8; 8] as text,
+    }
+}
+
+wire_struct! {
+    /// Price Level Update Message (`8` buy side, `5` sell side): the new size of one level. 30 bytes.
+    pub struct PriceLevelUpdate: 30 bytes {
+        /// Code of the message.
+        message_type: u8 as message_type,
+        /// Bit 0: the event is complete; until then the book is in transition and is not to be shown.
+        event_flags: u8 as bits,
+        /// Since 1970 UTC.
+        timestamp_ns: I64 as number,
+        /// Symbol.
+        symbol: [u8; 8] as text,
+        /// Shares at the level from now on; 0 removes it.
+        size: U32 as number,
+        /// 1e-4 dollars.
+        price_e4: I64 as number,
+    }
+}
+
+impl PriceLevelUpdate {
+    #[inline]
+    fn has_price(&self) -> bool {
+        is_price(self.price_e4.get())
+    }
+}

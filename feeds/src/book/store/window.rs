@@ -1,0 +1,171 @@
+//! Ids that are dense and mostly young: an array for the latest ones, with the hash store behind it.
+//!
+//! The place of an id is the id itself modulo the window. A new order takes its place at once, next to the orders that
+//! came just before it, without a search; an older order that still rests there moves to the [`HashStore`]. Most orders
+//! live shortly, so few of them ever move, and a look-up is one place in an array.
+//!
+//! Right for any ids, worth it for dense ones: Nasdaq numbers orders upwards within a day. Bounded like the hash store:
+//! a message moves one order at most. Memory is the hash store's 48 bytes per order and 32 for each place of the window,
+//! of which there are as many as `orders_max`, rounded down to a power of two.
+
+use super::{
+    super::{BookFault, BookLimits, prefetch},
+    HashStore, Order, OrderStore, Slot,
+};
+
+/// The array option.
+#[derive(Debug)]
+pub struct WindowStore {
+    /// A power of two of them.
+    window: Vec<Order>,
+    mask: u64,
+    window_len: usize,
+    elders: HashStore,
+    len_max: usize,
+}
+
+/// Slots from here on are those of the hash store.
+const ELDERS: usize = 1 << 32;
+
+impl WindowStore {
+    #[expect(clippy::cast_possible_truncation, reason = "masked by a `usize`")]
+    #[inline]
+    fn place(&self, order_id: u64) -> usize {
+        (order_id & self.mask) as usize
+    }
+}
+
+impl OrderStore for WindowStore {
+    fn new(limits: &BookLimits) -> Self {
+        let places = (limits.orders_max as usize + 1).next_power_of_two() / 2;
+        let places = places.max(1);
+        Self {
+            window: vec![Order::default(); places],
+            mask: places as u64 - 1,
+            window_len: 0,
+            elders: HashStore::new(limits),
+            len_max: limits.orders_max as usize,
+        }
+    }
+
+    fn clear(&mut self) {
+        self.window.fill(Order::default());
+        self.window_len = 0;
+        self.elders.clear();
+    }
+
+    #[inline]
+    fn find(&self, order_id: u64) -> Option<Slot> {
+        let index = self.place(order_id);
+        let order = self.window.get(index)?;
+        if order.id == order_id && order.size != 0 {
+            return Some(Slot(index));
+        }
+        self.elders.find(order_id).map(|slot| Slot(slot.0 + ELDERS))
+    }
+
+    #[inline]
+    fn get(&self, slot: Slot) -> Option<&Order> {
+        match slot.0.checked_sub(ELDERS) {
+            None => self.window.get(slot.0),
+            Some(elder) => self.elders.get(Slot(elder)),
+        }
+    }
+
+    #[inline]
+    fn get_mut(&mut self, slot: Slot) -> Option<&mut Order> {
+        match slot.0.checked_sub(ELDERS) {
+            None => self.window.get_mut(slot.0),
+            Some(elder) => self.elders.get_mut(Slot(elder)),
+        }
+    }
+
+    #[inline]
+    fn insert(&mut self, order: Order) -> Result<(), BookFault> {
+        let index = self.place(order.id);
+        let Some(place) = self.window.get_mut(index) else { return Err(BookFault::OrdersFull) };
+        if place.size != 0 && place.id == order.id {
+            return Err(BookFault::DuplicateOrder);
+        }
+        if !self.elders.is_empty() && self.elders.find(order.id).is_some() {
+            return Err(BookFault::DuplicateOrder);
+        }
+        if self.window_len + self.elders.len() >= self.len_max {
+            return Err(BookFault::OrdersFull);
+        }
+        if place.size == 0 {
+            self.window_len += 1;
+        } else {
+            self.elders.insert(*place)?;
+        }
+        *place = order;
+        Ok(())
+    }
+
+    #[inline]
+    fn remove(&mut self, slot: Slot) {
+        match slot.0.checked_sub(ELDERS) {
+            None => {
+                if let Some(place) = self.window.get_mut(slot.0) {
+                    place.size = 0;
+                    self.window_len -= 1;
+                }
+            }
+            Some(elder) => self.elders.remove(Slot(elder)),
+        }
+    }
+
+    #[inline]
+    fn prefetch(&self, order_id: u64) {
+        prefetch::element(&self.window, self.place(order_id));
+        self.elders.prefetch(order_id);
+    }
+
+    fn len(&self) -> usize {
+        self.window_len + self.elders.len()
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.window.capacity() * size_of::<Order>() + self.elders.memory_bytes()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Order> {
+        self.window.iter().filter(|place| place.size != 0).chain(self.elders.iter())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::book::{InstrumentIndex, Side};
+
+    fn order(id: u64) -> Order {
+        Order::new(id, InstrumentIndex(1), Side::Bid, 5, 7, id)
+    }
+
+    #[test]
+    fn an_order_that_loses_its_place_is_still_found_and_still_unique() {
+        let mut store = WindowStore::new(&BookLimits { orders_max: 8, ..BookLimits::default() });
+        for id in [3, 11, 19] {
+            store.insert(order(id)).expect("room");
+        }
+        assert_eq!((store.window_len, store.elders.len()), (1, 2));
+        for id in [3, 11, 19] {
+            assert_eq!(store.insert(order(id)), Err(BookFault::DuplicateOrder));
+            assert_eq!(store.find(id).and_then(|slot| store.get(slot)).map(|order| order.id), Some(id));
+        }
+        let slot = store.find(11).expect("moved");
+        store.remove(slot);
+        assert_eq!(store.find(11), None);
+        assert_eq!(store.iter().count(), 2);
+        assert_eq!(store.find(27), None);
+    }
+
+    #[test]
+    fn an_order_beyond_the_limit_is_refused() {
+        let mut store = WindowStore::new(&BookLimits { orders_max: 8, ..BookLimits::default() });
+        let inserted = (0..20).filter(|id| store.insert(order(*id)).is_ok()).count();
+        assert_eq!((inserted, store.len()), (8, 8));
+        assert_eq!(store.insert(order(99)), Err(BookFault::OrdersFull));
+    }
+}

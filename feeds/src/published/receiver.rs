@@ -1,0 +1,1 @@
+//! From datagrams of one group to whole messages, each once, in order.

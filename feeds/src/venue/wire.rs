@@ -1,0 +1,283 @@
+//! Wire structs and the enums over them, written down once as the specification's tables.
+//!
+//! [`wire_struct!`] makes a struct whose fields stand in the order of the specification, each with the
+//! [kind](FieldValue) of its content, so that the same table also lists the fields for people and for conformance
+//! tests. [`wire_messages!`] makes the enum over a protocol's messages and its parser, which looks at the type, then at
+//! the length, then at those fields that a book depends on. Nothing is copied: a message is a view of the datagram.
+
+use core::fmt;
+
+use zerocopy::{big_endian, little_endian};
+
+/// Raw content of one field: what is on the wire, without scaling or meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FieldValue<'a> {
+    /// A number: count, identifier, price, time.
+    Number(i128),
+    /// One character, or a small number that stands for a case.
+    Code(u8),
+    /// Bits with a meaning each.
+    Bits(u8),
+    /// Text without the spaces and NULs behind it.
+    Text(&'a [u8]),
+    /// Bytes without a meaning.
+    Opaque(&'a [u8]),
+}
+
+impl fmt::Display for FieldValue<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Code(code) if code.is_ascii_graphic() => write!(f, "'{}'", char::from(code)),
+            Self::Code(code) => write!(f, "{code}"),
+            Self::Bits(bits) => write!(f, "{bits:#04x}"),
+            Self::Text(text) => write!(f, "\"{}\"", text.escape_ascii()),
+            Self::Opaque(bytes) => bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}")),
+        }
+    }
+}
+
+/// What is shown of a message: its fields in the order of the specification, the message type left out. For people
+/// and tests, not for the hot path.
+pub trait Fields {
+    /// Hands each field's name and content to `visit`.
+    fn fields(&self, visit: &mut dyn FnMut(&'static str, FieldValue<'_>));
+}
+
+/// Text without the spaces and NULs behind it. Venues pad with spaces; NULs are what is left of an empty field.
+#[must_use]
+pub fn trimmed(text: &[u8]) -> &[u8] {
+    let padding = text.iter().rev().take_while(|byte| matches!(byte, b' ' | 0)).count();
+    text.get(..text.len().saturating_sub(padding)).unwrap_or_default()
+}
+
+/// A 48-bit big-endian number, such as Nasdaq's nanoseconds since midnight.
+#[inline]
+#[must_use]
+pub fn u48_be(bytes: [u8; 6]) -> u64 {
+    let [a, b, c, d, e, f] = bytes;
+    u64::from_be_bytes([0, 0, a, b, c, d, e, f])
+}
+
+/// The low 48 bits of a number, big-endian.
+#[must_use]
+pub fn u48_be_bytes(number: u64) -> [u8; 6] {
+    let [_, _, a, b, c, d, e, f] = number.to_be_bytes();
+    [a, b, c, d, e, f]
+}
+
+/// A number of any width and byte order.
+pub trait WireNumber {
+    /// Its value.
+    fn wide(&self) -> i128;
+}
+
+macro_rules! wire_numbers {
+    ($($number:ty),*) => { $(
+        impl WireNumber for $number {
+            fn wide(&self) -> i128 { i128::from(self.get()) }
+        }
+    )* };
+}
+wire_numbers!(big_endian::U16, big_endian::U32, big_endian::U64);
+wire_numbers!(little_endian::U16, little_endian::U32, little_endian::U64, little_endian::I64);
+
+impl WireNumber for u8 {
+    fn wide(&self) -> i128 {
+        i128::from(*self)
+    }
+}
+
+/// A struct on the wire, its size pinned, its fields listed.
+///
+/// ```text
+/// wire_struct! {
+///     /// Title of the message.
+///     pub struct Name: 36 bytes {
+///         /// Code of the message.
+///         message_type: u8 as message_type,
+///         /// What it means.
+///         field: U32 as number,
+///     }
+/// }
+/// ```
+/// Kinds: `message_type` (not listed), `number`, `code`, `bits`, `text`, `opaque`, `u48` (big-endian, six bytes),
+/// `fields` (a struct of its own).
+macro_rules! wire_struct {
+    (
+        $(#[$attribute:meta])*
+        pub struct $name:ident: $bytes:literal bytes {
+            $( $(#[$field_attribute:meta])* $field:ident: $type:ty as $kind:ident, )*
+        }
+    ) => {
+        $(#[$attribute])*
+        #[derive(
+            Clone, Copy, Debug, PartialEq, Eq,
+            zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout, zerocopy::Unaligned,
+        )]
+        #[repr(C)]
+        pub struct $name {
+            $( $(#[$field_attribute])* pub $field: $type, )*
+        }
+        const _: () = assert!(size_of::<$name>() == $bytes);
+
+        impl $crate::venue::wire::Fields for $name {
+            fn fields(&self, visit: &mut dyn FnMut(&'static str, $crate::venue::wire::FieldValue<'_>)) {
+                $( $crate::venue::wire::wire_field!(visit, stringify!($field), self.$field, $kind); )*
+            }
+        }
+    };
+}
+
+/// One field of a [`wire_struct!`] handed to the visitor.
+macro_rules! wire_field {
+    ($visit:ident, $name:expr, $value:expr, message_type) => {};
+    ($visit:ident, $name:expr, $value:expr, fields) => {
+        $crate::venue::wire::Fields::fields(&$value, $visit)
+    };
+    ($visit:ident, $name:expr, $value:expr, number) => {
+        $visit($name, $crate::venue::wire::FieldValue::Number($crate::venue::wire::WireNumber::wide(&$value)))
+    };
+    ($visit:ident, $name:expr, $value:expr, u48) => {
+        $visit($name, $crate::venue::wire::FieldValue::Number(i128::from($crate::venue::wire::u48_be($value))))
+    };
+    ($visit:ident, $name:expr, $value:expr, code) => {
+        $visit($name, $crate::venue::wire::FieldValue::Code($value))
+    };
+    ($visit:ident, $name:expr, $value:expr, bits) => {
+        $visit($name, $crate::venue::wire::FieldValue::Bits($value))
+    };
+    ($visit:ident, $name:expr, $value:expr, text) => {
+        $visit($name, $crate::venue::wire::FieldValue::Text($crate::venue::wire::trimmed(&$value)))
+    };
+    ($visit:ident, $name:expr, $value:expr, opaque) => {
+        $visit($name, $crate::venue::wire::FieldValue::Opaque(zerocopy::IntoBytes::as_bytes(&$value)))
+    };
+}
+
+/// The messages of a protocol: an enum of views, and the parser.
+///
+/// ```text
+/// wire_messages! {
+///     /// One message.
+///     pub enum Message, exact {
+///         /// Title.
+///         b'A' => Variant(Struct) if check_function,
+///     }
+/// }
+/// ```
+/// `exact`: a message has the length of its struct. `growing`: it may be longer, the rest is not looked at. `else Other`
+/// after it: types that are not in the table are left to the parser of the enum `Other`, as a variant of that name.
+macro_rules! wire_messages {
+    (
+        $(#[$attribute:meta])*
+        pub enum $name:ident, $length:ident $(, else $other:ident)? {
+            $( $(#[$variant_attribute:meta])* $code:literal => $variant:ident($struct:ident) $(if $check:path)?, )*
+        }
+    ) => {
+        $(#[$attribute])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name<'a> {
+            $( $(#[$variant_attribute])* $variant(&'a $struct), )*
+            $(
+                /// One of the messages that stand in a table of their own.
+                $other($other<'a>),
+            )?
+        }
+
+        impl<'a> $name<'a> {
+            /// Views the bytes as the message that their first byte names.
+            ///
+            /// # Errors
+            /// [`DropReason`](crate::drop_reason::DropReason): `MessageTypeUnknown`; `MessageLength` when the length is
+            /// not that of the type (an empty message has none); `FieldInvalid` when a field that a book depends on
+            /// holds what its type doesn't allow.
+            #[inline]
+            pub fn parse(message: &'a [u8]) -> Result<Self, $crate::drop_reason::DropReason> {
+                use $crate::drop_reason::DropReason;
+                match message.first() {
+                    $( Some(&$code) => {
+                        let view = $crate::venue::wire::wire_view!($struct, message, $length)
+                            .ok_or(DropReason::MessageLength)?;
+                        $( if !$check(view) {
+                            return Err(DropReason::FieldInvalid);
+                        } )?
+                        Ok(Self::$variant(view))
+                    } )*
+                    Some(_) => $crate::venue::wire::wire_unlisted!(message $(, $other)?),
+                    None => Err(DropReason::MessageLength),
+                }
+            }
+
+            /// The message types of this table with the name and the length of the struct, in the order of the
+            /// specification.
+            pub const TYPES: &'static [(u8, &'static str, usize)] =
+                &[$( ($code, stringify!($variant), size_of::<$struct>()) ),*];
+
+            /// Name of the message.
+            #[must_use]
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $( Self::$variant(_) => stringify!($variant), )*
+                    $( Self::$other(message) => message.name(), )?
+                }
+            }
+
+            /// What the message begins with; `None` when `P` is longer than the message. Where all messages are longer
+            /// than `P`, the compiler sees that it never is.
+            #[inline]
+            #[must_use]
+            pub fn begins_with<P>(&self) -> Option<&'a P>
+            where
+                P: zerocopy::FromBytes + zerocopy::KnownLayout + zerocopy::Immutable + zerocopy::Unaligned,
+            {
+                match *self {
+                    $( Self::$variant(view) => {
+                        P::ref_from_prefix(zerocopy::IntoBytes::as_bytes(view)).ok().map(|(prefix, _)| prefix)
+                    } )*
+                    $( Self::$other(message) => message.begins_with(), )?
+                }
+            }
+
+            /// The message's bytes, as far as this specification knows them.
+            #[must_use]
+            pub fn as_bytes(&self) -> &'a [u8] {
+                match *self {
+                    $( Self::$variant(view) => zerocopy::IntoBytes::as_bytes(view), )*
+                    $( Self::$other(message) => message.as_bytes(), )?
+                }
+            }
+        }
+
+        impl $crate::venue::wire::Fields for $name<'_> {
+            fn fields(&self, visit: &mut dyn FnMut(&'static str, $crate::venue::wire::FieldValue<'_>)) {
+                match self {
+                    $( Self::$variant(view) => $crate::venue::wire::Fields::fields(*view, visit), )*
+                    $( Self::$other(message) => $crate::venue::wire::Fields::fields(message, visit), )?
+                }
+            }
+        }
+    };
+}
+
+/// A view of a message as a struct, by the rule for its length.
+macro_rules! wire_view {
+    ($struct:ident, $message:expr, exact) => {
+        <$struct as zerocopy::FromBytes>::ref_from_bytes($message).ok()
+    };
+    ($struct:ident, $message:expr, growing) => {
+        <$struct as zerocopy::FromBytes>::ref_from_prefix($message).ok().map(|(view, _)| view)
+    };
+}
+
+/// A message of a type that is not in the table.
+macro_rules! wire_unlisted {
+    ($message:expr) => {
+        Err($crate::drop_reason::DropReason::MessageTypeUnknown)
+    };
+    ($message:expr, $other:ident) => {
+        $other::parse($message).map(Self::$other)
+    };
+}
+
+pub(crate) use {wire_field, wire_messages, wire_struct, wire_unlisted, wire_view};

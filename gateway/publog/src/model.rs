@@ -1,0 +1,288 @@
+//! The log against a `Vec`: what is committed is read, in order, each once, whatever happens to the writer.
+
+use std::{fs, path::Path};
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use crate::{
+    Checksum, Entry, LogOptions, Opened, Position, Reader, Retention, SessionBytes, Sought, Verify,
+    directory::{segment_numbers, segment_path},
+    open,
+};
+
+const CHANNEL: u16 = 7;
+const NOW_NS: u64 = 1_700_000_000_000_000_000;
+const PAYLOAD_BYTES_MAX: usize = 256;
+
+/// What a test writes, and what it must read again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Written {
+    session: SessionBytes,
+    first: u64,
+    next: u64,
+    flags: u16,
+    payload: Vec<u8>,
+}
+
+impl Written {
+    fn of(entry: &Entry<'_>) -> Self {
+        let Entry { session, first, next, flags, payload, .. } = *entry;
+        Self { session, first, next, flags, payload: payload.to_vec() }
+    }
+
+    fn numbered(sequence: u64) -> Self {
+        let payload = sequence.to_le_bytes().repeat(1 + usize::try_from(sequence % 20).unwrap());
+        Self { session: [1; 16], first: sequence, next: sequence + 1, flags: 0, payload }
+    }
+
+    fn write(&self, log: &mut Opened) -> Position {
+        let (left, right) = self.payload.split_at(self.payload.len() / 2);
+        log.writer.begin(self.session, self.first);
+        assert!(log.writer.append(left) && log.writer.append(right));
+        log.writer.commit(self.next, 1, self.flags, NOW_NS).unwrap()
+    }
+}
+
+fn options(directory: &Path) -> LogOptions {
+    let retention = Retention { bytes_max: 1 << 30, age_ns_max: None, protected_bytes_max: 1 << 30 };
+    LogOptions {
+        segment_bytes: 12 << 10,
+        payload_bytes_max: PAYLOAD_BYTES_MAX,
+        retention,
+        private_bytes: 12 << 10,
+        ..LogOptions::new(directory, CHANNEL)
+    }
+}
+
+fn read_all(reader: &mut Reader) -> Vec<Written> {
+    std::iter::from_fn(|| reader.next().map(|entry| Written::of(&entry))).collect()
+}
+
+fn directory() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write(Vec<u8>, u64),
+    Abandon(Vec<u8>),
+    NewSession,
+    Turn,
+    Read,
+    Reopen,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let payload = || prop::collection::vec(any::<u8>(), 0..=PAYLOAD_BYTES_MAX);
+    prop_oneof![
+        20 => (payload(), 0_u64..4).prop_map(|(payload, settled)| Step::Write(payload, settled)),
+        2 => payload().prop_map(Step::Abandon),
+        1 => Just(Step::NewSession),
+        4 => Just(Step::Turn),
+        4 => Just(Step::Read),
+        1 => Just(Step::Reopen),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn readers_see_what_was_committed_and_nothing_else(
+        steps in prop::collection::vec(step(), 0..200),
+        checksum in prop_oneof![Just(Checksum::Crc32c), Just(Checksum::Off)],
+    ) {
+        let directory = directory();
+        let options = LogOptions { checksum, ..options(directory.path()) };
+        let mut model: Vec<Written> = Vec::new();
+        let mut log = open(options.clone(), NOW_NS).unwrap();
+        let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
+        let mut cursor = log.writer.end();
+        let (mut read, mut published) = (0, 0);
+        let (mut session, mut next) = (1_u8, 1);
+        for step in steps {
+            match step {
+                Step::Write(payload, settled) => {
+                    // The keeper runs between any two entries, so nothing goes to private memory.
+                    log.keeper.turn(NOW_NS);
+                    let written = Written { session: [session; 16], first: next, next: next + settled, flags: 3, payload };
+                    next += settled;
+                    written.write(&mut log);
+                    model.push(written);
+                }
+                Step::Abandon(payload) => {
+                    log.keeper.turn(NOW_NS);
+                    log.writer.begin([9; 16], 0);
+                    prop_assert!(log.writer.append(&payload));
+                    log.writer.abandon();
+                }
+                Step::NewSession => (session, next) = (session.wrapping_add(1), 1),
+                Step::Turn => drop(log.keeper.turn(NOW_NS)),
+                Step::Read => {
+                    let got = read_all(&mut reader);
+                    prop_assert_eq!(&got, &model[read..]);
+                    read = model.len();
+                    let mut pending = log.writer.pending(cursor).unwrap();
+                    let sent: Vec<_> = pending.by_ref().map(|entry| Written::of(&entry)).collect();
+                    prop_assert_eq!(&sent, &model[published..]);
+                    cursor = pending.position();
+                    published = model.len();
+                    log.writer.release_before(cursor);
+                }
+                Step::Reopen => {
+                    drop(log);
+                    log = open(options.clone(), NOW_NS).unwrap();
+                    let last = model.last().map(|written| (written.session, written.next));
+                    prop_assert_eq!(log.recovered.last, last);
+                    prop_assert_eq!(log.recovered.next_number, model.len() as u64);
+                    prop_assert_eq!((log.recovered.damaged_segments, log.recovered.removed_files), (0, 0));
+                    (cursor, published) = (log.writer.end(), model.len());
+                }
+            }
+        }
+        prop_assert_eq!(read_all(&mut Reader::open(directory.path(), CHANNEL).unwrap()), model);
+        prop_assert_eq!(reader.lost(), 0);
+        prop_assert_eq!(log.writer.counts().segments_missed, 0);
+    }
+
+    #[test]
+    fn seeking_finds_what_a_walk_would_find(
+        runs in prop::collection::vec((0_u64..120, 0_u64..3), 1..4),
+        part_every in 1_u64..8,
+        target_run in 0_usize..5,
+        target in 0_u64..300,
+        dropped_segments in 0_usize..4,
+    ) {
+        let directory = directory();
+        let mut log = open(options(directory.path()), NOW_NS).unwrap();
+        for (run, (count, step)) in runs.iter().enumerate() {
+            let mut first = 1;
+            for index in 0..*count {
+                log.keeper.turn(NOW_NS);
+                let settled = if index % part_every == 0 { 0 } else { *step };
+                let session = [u8::try_from(run).unwrap(); 16];
+                let payload = vec![0; usize::try_from(index % 256).unwrap()];
+                Written { session, first, next: first + settled, flags: 0, payload }.write(&mut log);
+                first += settled;
+            }
+        }
+        let numbers = segment_numbers(directory.path()).unwrap();
+        for number in numbers.iter().take(dropped_segments.min(numbers.len() - 2)) {
+            fs::remove_file(segment_path(directory.path(), *number)).unwrap();
+        }
+        let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
+        let there = read_all(&mut reader);
+        let session = [u8::try_from(target_run).unwrap(); 16];
+        let settles = |entry: &Written| entry.session == session && (entry.next > target || entry.first >= target);
+        let first_of_session = there.iter().position(|entry| entry.session == session);
+        let (expected, index) = match (there.iter().position(settles), first_of_session) {
+            (_, None) => (Sought::Oldest, 0),
+            (Some(index), Some(first)) if index == first && there[index].first > target => (Sought::Oldest, index),
+            (Some(index), _) => (Sought::Found, index),
+            (None, _) => (Sought::Ahead, 1 + there.iter().rposition(|entry| entry.session == session).unwrap()),
+        };
+        prop_assert_eq!(reader.seek(session, target).unwrap(), expected);
+        prop_assert_eq!(read_all(&mut reader), &there[index..]);
+    }
+}
+
+/// A log of three entries in one segment; where each begins, and where the last ends.
+fn three_entries(directory: &Path) -> (Vec<Written>, [usize; 4]) {
+    let mut log = open(options(directory), NOW_NS).unwrap();
+    let entries: Vec<_> = (1..=3).map(Written::numbered).collect();
+    let begins: Vec<_> = entries.iter().map(|entry| entry.write(&mut log).offset).collect();
+    let end = log.writer.end().offset;
+    let at = |offset: u64| usize::try_from(offset).unwrap();
+    (entries, [at(begins[0]), at(begins[1]), at(begins[2]), at(end)])
+}
+
+#[test]
+fn a_log_cut_at_any_byte_opens_up_to_the_last_whole_entry_and_goes_on() {
+    let source = directory();
+    let (entries, [_, _, last, end]) = three_entries(source.path());
+    let image = fs::read(segment_path(source.path(), 1)).unwrap();
+    for cut in last..=end + 8 {
+        let target = directory();
+        fs::write(segment_path(target.path(), 1), &image[..cut]).unwrap();
+        let whole = if cut < end { 2 } else { 3 };
+        let mut log = open(options(target.path()), NOW_NS).unwrap();
+        assert_eq!(log.recovered.last, Some(([1; 16], whole as u64 + 1)), "cut at {cut}");
+        let after = Written::numbered(100);
+        after.write(&mut log);
+        let mut expected = entries[..whole].to_vec();
+        expected.push(after);
+        assert_eq!(read_all(&mut Reader::open(target.path(), CHANNEL).unwrap()), expected, "cut at {cut}");
+    }
+}
+
+#[test]
+fn a_file_cut_inside_its_header_or_index_is_removed() {
+    let source = directory();
+    let (_, [first, ..]) = three_entries(source.path());
+    let image = fs::read(segment_path(source.path(), 1)).unwrap();
+    for cut in [0, 1, 7, 8, 48, 56, 4095, 4096, 4100, first - 1] {
+        let target = directory();
+        fs::write(segment_path(target.path(), 1), &image[..cut]).unwrap();
+        let mut log = open(options(target.path()), NOW_NS).unwrap();
+        assert_eq!((log.recovered.removed_files, log.recovered.last), (1, None), "cut at {cut}");
+        Written::numbered(1).write(&mut log);
+        assert_eq!(read_all(&mut Reader::open(target.path(), CHANNEL).unwrap()), [Written::numbered(1)]);
+    }
+}
+
+#[test]
+fn a_writer_killed_at_any_byte_of_an_entry_leaves_the_entries_before_it() {
+    let source = directory();
+    let (entries, [_, _, last, end]) = three_entries(source.path());
+    let image = fs::read(segment_path(source.path(), 1)).unwrap();
+    // The commit word is stored last: until then it is 0, and any part of the rest may have been written.
+    for written in last + 8..=end {
+        let target = directory();
+        let mut killed = image.clone();
+        killed[last..last + 8].fill(0);
+        killed[written..].fill(0);
+        fs::write(segment_path(target.path(), 1), &killed).unwrap();
+        let log = open(options(target.path()), NOW_NS).unwrap();
+        assert_eq!((log.recovered.damaged_segments, log.recovered.next_number), (0, 2));
+        assert_eq!(read_all(&mut Reader::open(target.path(), CHANNEL).unwrap()), &entries[..2]);
+    }
+}
+
+#[test]
+fn after_a_machine_crash_the_checksum_finds_any_torn_entry() {
+    let source = directory();
+    let (entries, [_, second, last, end]) = three_entries(source.path());
+    let image = fs::read(segment_path(source.path(), 1)).unwrap();
+    let mut found = 0;
+    for position in second..end {
+        let target = directory();
+        let mut torn = image.clone();
+        torn[position] ^= 0x10;
+        fs::write(segment_path(target.path(), 1), &torn).unwrap();
+        let log = open(options(target.path()), NOW_NS).unwrap();
+        let whole = if position < last { 1 } else { 2 };
+        let got = read_all(&mut Reader::open(target.path(), CHANNEL).unwrap());
+        if log.recovered.damaged_segments == 1 {
+            found += 1;
+            assert_eq!(got, &entries[..whole], "byte {position}");
+        } else {
+            // Padding alone is not covered.
+            assert_eq!(got, entries, "byte {position}");
+        }
+    }
+    assert!(found > (end - second) * 9 / 10);
+}
+
+#[test]
+fn without_checksum_a_torn_payload_goes_unnoticed() {
+    let target = directory();
+    let options = LogOptions { checksum: Checksum::Off, verify: Verify::All, ..options(target.path()) };
+    let mut log = open(options.clone(), NOW_NS).unwrap();
+    let position = Written::numbered(1).write(&mut log);
+    drop(log);
+    let path = segment_path(target.path(), 1);
+    let mut torn = fs::read(&path).unwrap();
+    torn[usize::try_from(position.offset).unwrap() + 64] ^= 1;
+    fs::write(&path, &torn).unwrap();
+    let log = open(options, NOW_NS).unwrap();
+    assert_eq!((log.recovered.damaged_segments, log.recovered.next_number), (0, 1));
+}

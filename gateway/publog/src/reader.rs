@@ -1,0 +1,247 @@
+//! Reading a log, from any process.
+
+use std::path::PathBuf;
+
+use crate::{
+    Entry, LogError, Position, SessionBytes,
+    directory::{segment_numbers, segment_path},
+    segment::{ReadSegment, Seen},
+};
+
+/// Follows a log. Within a segment, [`next`](Self::next) makes no system call; segments stay readable for as long as
+/// they are mapped here, even when they have been unlinked.
+#[derive(Debug)]
+pub struct Reader {
+    directory: PathBuf,
+    channel: u16,
+    segment: Option<ReadSegment>,
+    offset: usize,
+    /// Number of the next entry, while entries are read one after the other.
+    expected_number: Option<u64>,
+    lost: u64,
+}
+
+/// What [`Reader::seek`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sought {
+    /// The next entry is the first that settles the sequence or something after it.
+    Found,
+    /// It is gone, or never was: the next entry is the oldest there is, of that session if any is there.
+    Oldest,
+    /// It has not been written yet: the next entry is the one behind the last of that session.
+    Ahead,
+}
+
+impl Reader {
+    /// Opens the log in `directory` at the oldest entry there is. The log need not have been begun.
+    ///
+    /// # Errors
+    /// When the directory can't be listed or a file in it is no segment of that channel.
+    pub fn open(directory: impl Into<PathBuf>, channel: u16) -> Result<Self, LogError> {
+        let mut reader =
+            Self { directory: directory.into(), channel, segment: None, offset: 0, expected_number: None, lost: 0 };
+        reader.seek_oldest()?;
+        Ok(reader)
+    }
+
+    /// The next entry, or `None` while there is none.
+    #[inline]
+    #[allow(clippy::should_implement_trait, reason = "an entry borrows from its reader")]
+    pub fn next(&mut self) -> Option<Entry<'_>> {
+        self.go_to_entry();
+        let Seen::Entry(entry) = self.segment.as_ref()?.see(self.offset) else { return None };
+        self.offset = offset_of(entry.end);
+        self.lost += self.expected_number.map_or(0, |expected| entry.number.saturating_sub(expected));
+        self.expected_number = Some(entry.number + 1);
+        Some(entry)
+    }
+
+    /// The next entry without going on to the one behind it.
+    #[inline]
+    pub fn peek(&mut self) -> Option<Entry<'_>> {
+        self.go_to_entry();
+        match self.segment.as_ref()?.see(self.offset) {
+            Seen::Entry(entry) => Some(entry),
+            _ => None,
+        }
+    }
+
+    /// Where it stands.
+    #[must_use]
+    pub fn position(&self) -> Position {
+        self.segment.as_ref().map_or_else(Position::default, |segment| Position {
+            segment: segment.head().number,
+            offset: self.offset as u64,
+        })
+    }
+
+    /// Entries that were missing between two that were read one after the other: their segment was unlinked before
+    /// this reader came to it, or they went to the writer's private memory.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Goes to the oldest entry there is.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn seek_oldest(&mut self) -> Result<(), LogError> {
+        self.segment = None;
+        self.expected_number = None;
+        self.go_to_segment_from(0)
+    }
+
+    /// Goes behind the last entry there is.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn seek_end(&mut self) -> Result<(), LogError> {
+        for number in segment_numbers(&self.directory)?.into_iter().rev() {
+            let Some(segment) = self.map(number)? else { continue };
+            let begin = segment.head().layout.entries_offset;
+            if matches!(segment.see(begin), Seen::Open) {
+                // Made ahead: unless the one before it is sealed, the log has not come here.
+                continue;
+            }
+            let from = segment.slots().next_back().map_or(begin, |(_, _, offset)| offset);
+            self.stand(segment, from);
+            while self.next().is_some() {}
+            return Ok(());
+        }
+        self.seek_oldest()
+    }
+
+    /// Goes to the first entry of `session` that settles `sequence` or something after it, all parts of a message
+    /// that was cut included.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn seek(&mut self, session: SessionBytes, sequence: u64) -> Result<Sought, LogError> {
+        let Some((segment, offset, is_before)) = self.find_slot(session, sequence)? else {
+            self.seek_oldest()?;
+            return Ok(Sought::Oldest);
+        };
+        self.stand(segment, offset);
+        if !is_before {
+            // The session's first entry there is. It may begin at the very sequence.
+            let found = self.peek().is_some_and(|entry| entry.first <= sequence);
+            return Ok(if found { Sought::Found } else { Sought::Oldest });
+        }
+        loop {
+            match self.peek().map(|entry| (entry.session == session, entry.first, entry.next)) {
+                Some((true, first, next)) if next > sequence || first >= sequence => return Ok(Sought::Found),
+                Some((true, ..)) => _ = self.next(),
+                Some((false, ..)) | None => return Ok(Sought::Ahead),
+            }
+        }
+    }
+
+    /// Goes to a place that a [`Reader`], or the log's writer, has named. `false` when it is gone or in the writer's
+    /// private memory; the reader is then where it was.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn seek_position(&mut self, position: Position) -> Result<bool, LogError> {
+        let Some(segment) = self.map(position.segment)? else { return Ok(false) };
+        let offset = offset_of(position);
+        if offset < segment.head().layout.entries_offset || matches!(segment.see(offset), Seen::Damaged) {
+            return Ok(false);
+        }
+        self.stand(segment, offset);
+        Ok(true)
+    }
+
+    /// The last index slot of the session before `sequence` and `true`, else the first of the session and `false`.
+    fn find_slot(&self, session: SessionBytes, sequence: u64) -> Result<Option<(ReadSegment, usize, bool)>, LogError> {
+        let mut oldest = None;
+        for number in segment_numbers(&self.directory)?.into_iter().rev() {
+            let Some(segment) = self.map(number)? else { continue };
+            let mut last_before = None;
+            let mut first_here = None;
+            for (_, first, offset) in segment.slots().filter(|(slot_session, ..)| *slot_session == session) {
+                first_here.get_or_insert(offset);
+                if first < sequence {
+                    last_before = Some(offset);
+                }
+            }
+            if let Some(offset) = last_before {
+                return Ok(Some((segment, offset, true)));
+            }
+            match first_here {
+                Some(offset) => oldest = Some((segment, offset, false)),
+                None if oldest.is_some() => break,
+                None => {}
+            }
+        }
+        Ok(oldest)
+    }
+
+    fn stand(&mut self, segment: ReadSegment, offset: usize) {
+        self.segment = Some(segment);
+        self.offset = offset;
+        self.expected_number = None;
+    }
+
+    /// Goes on over the borders of segments, if it stands at one.
+    #[inline]
+    fn go_to_entry(&mut self) {
+        let beyond = match self.segment.as_ref().map(|segment| segment.see(self.offset)) {
+            Some(Seen::Open | Seen::Entry(_)) => return,
+            // What is cut or damaged goes no further; what comes behind it shows in `lost`.
+            Some(Seen::Sealed | Seen::Damaged) => self.position().segment + 1,
+            None => 0,
+        };
+        self.cross(beyond);
+    }
+
+    #[cold]
+    fn cross(&mut self, beyond: u64) {
+        let mut beyond = beyond;
+        // A segment can be sealed without an entry; more than a few of them in a row there are not.
+        for _ in 0..EMPTY_SEGMENTS_MAX {
+            let before = self.position();
+            // Trouble with the directory is as good as nothing new: the next call tries again.
+            if self.go_to_segment_from(beyond).is_err() || self.position() == before {
+                return;
+            }
+            match self.segment.as_ref().map(|segment| segment.see(self.offset)) {
+                Some(Seen::Sealed | Seen::Damaged) => beyond = self.position().segment + 1,
+                _ => return,
+            }
+        }
+    }
+
+    /// Goes to the beginning of the lowest segment from `number` on, if there is one.
+    fn go_to_segment_from(&mut self, number: u64) -> Result<(), LogError> {
+        let mut found = if number > 0 { self.map(number)? } else { None };
+        if found.is_none() {
+            for number in segment_numbers(&self.directory)?.into_iter().filter(|candidate| *candidate >= number) {
+                found = self.map(number)?;
+                if found.is_some() {
+                    break;
+                }
+            }
+        }
+        if let Some(segment) = found {
+            self.offset = segment.head().layout.entries_offset;
+            self.segment = Some(segment);
+        }
+        Ok(())
+    }
+
+    /// `None` when it isn't there, or was unlinked since the directory was listed.
+    fn map(&self, number: u64) -> Result<Option<ReadSegment>, LogError> {
+        match ReadSegment::open(&segment_path(&self.directory, number), self.channel) {
+            Ok(segment) => Ok(Some(segment)),
+            Err(LogError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn offset_of(position: Position) -> usize {
+    usize::try_from(position.offset).unwrap_or(usize::MAX)
+}
+
+const EMPTY_SEGMENTS_MAX: usize = 16;

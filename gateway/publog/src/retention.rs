@@ -1,0 +1,244 @@
+//! The cold thread's side: makes segments ahead, unlinks old ones.
+
+use std::{
+    collections::VecDeque,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use crossbeam_queue::ArrayQueue;
+
+use crate::{
+    LogError, Position,
+    directory::{segment_numbers, segment_path, unfinished_path},
+    segment::{SegmentHead, WriteSegment},
+};
+
+/// When old segments go. The current one and those made ahead never do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retention {
+    /// All segments together, those made ahead included.
+    pub bytes_max: u64,
+    /// How long ago the writer left a segment. Counted from the start for those that were there before.
+    pub age_ns_max: Option<u64>,
+    /// Above `bytes_max`, up to here, [protected](KeepFrom) segments stay.
+    pub protected_bytes_max: u64,
+}
+
+impl Default for Retention {
+    /// 512 MiB, twice that for what is protected, no age.
+    fn default() -> Self {
+        Self { bytes_max: 512 << 20, age_ns_max: None, protected_bytes_max: 1 << 30 }
+    }
+}
+
+/// Between writer and keeper. Every field is lock-free: neither can make the other wait.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// Keeper to writer: segments made ahead, lowest number first.
+    pub(crate) ready: ArrayQueue<WriteSegment>,
+    /// Writer to keeper: segments to unmap.
+    pub(crate) retired: ArrayQueue<WriteSegment>,
+    /// Number of the segment being written; by the writer. Orders nothing.
+    pub(crate) current: AtomicU64,
+    /// First protected segment; by whoever holds [`KeepFrom`]. Orders nothing.
+    keep_from: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new(ready_segments: usize, current: u64) -> Self {
+        Self {
+            ready: ArrayQueue::new(ready_segments),
+            retired: ArrayQueue::new(RETIRED_MAX),
+            current: AtomicU64::new(current),
+            keep_from: AtomicU64::new(u64::MAX),
+        }
+    }
+}
+
+/// Protects part of a log: what the peer hasn't been heard to publish.
+#[derive(Clone, Debug)]
+pub struct KeepFrom(Arc<Shared>);
+
+impl KeepFrom {
+    /// Keeps the segment of `position` and all after it; `None` protects nothing.
+    pub fn set(&self, position: Option<Position>) {
+        self.0.keep_from.store(position.map_or(u64::MAX, |position| position.segment), Relaxed);
+    }
+}
+
+/// Makes segments and unlinks them. A cold thread calls [`Self::turn`] every few milliseconds.
+#[derive(Debug)]
+pub struct Keeper {
+    directory: PathBuf,
+    head: SegmentHead,
+    retention: Retention,
+    next_segment: u64,
+    /// Those with a name, oldest first.
+    kept: VecDeque<Kept>,
+    shared: Arc<Shared>,
+    counts: KeeperCounts,
+}
+
+/// What a [`Keeper`] counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeeperCounts {
+    /// Segments made.
+    pub made: u64,
+    /// Segments unlinked.
+    pub unlinked: u64,
+    /// Of these, protected ones: the gateway can't take over from what its peer has said last.
+    pub protected_unlinked: u64,
+    /// Turns that found no space for a segment, nor anything to unlink for it.
+    pub no_space: u64,
+    /// Other refusals of the operating system.
+    pub failures: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    number: u64,
+    left_ns: Option<u64>,
+}
+
+impl Keeper {
+    pub(crate) fn new(
+        directory: PathBuf,
+        head: SegmentHead,
+        retention: Retention,
+        next_segment: u64,
+        shared: Arc<Shared>,
+    ) -> Self {
+        let kept = VecDeque::new();
+        Self { directory, head, retention, next_segment, kept, shared, counts: KeeperCounts::default() }
+    }
+
+    /// The segment to begin with.
+    pub(crate) fn make_first(&mut self, now_ns: u64) -> Result<WriteSegment, LogError> {
+        for number in segment_numbers(&self.directory)? {
+            self.kept.push_back(Kept { number, left_ns: Some(now_ns) });
+        }
+        self.shared.current.store(self.next_segment, Relaxed);
+        self.make(now_ns)
+    }
+
+    /// Does what there is to do; whether there was anything. `now_ns`: ns since 1970 UTC. What goes wrong is counted
+    /// and tried again in the next turn; [`Self::counts`] tells.
+    pub fn turn(&mut self, now_ns: u64) -> bool {
+        let before = self.counts;
+        let mut worked = false;
+        while self.shared.retired.pop().is_some() {
+            worked = true;
+        }
+        while !self.shared.ready.is_full() {
+            match self.make(now_ns) {
+                // The queue has this one producer, so there is room.
+                Ok(segment) => drop(self.shared.ready.push(segment)),
+                Err(error) => {
+                    if error.is_no_space() {
+                        self.counts.no_space += 1;
+                    } else {
+                        self.counts.failures += 1;
+                    }
+                    break;
+                }
+            }
+        }
+        self.retain(now_ns);
+        worked || self.counts != before
+    }
+
+    /// A handle to protect part of the log.
+    #[must_use]
+    pub fn keep_from(&self) -> KeepFrom {
+        KeepFrom(Arc::clone(&self.shared))
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn counts(&self) -> &KeeperCounts {
+        &self.counts
+    }
+
+    /// Bytes of all segments that have a name.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.kept.len() as u64 * self.head.layout.segment_bytes as u64
+    }
+
+    /// Makes one segment; where there is no space for it, the oldest go until there is.
+    fn make(&mut self, now_ns: u64) -> Result<WriteSegment, LogError> {
+        loop {
+            match self.try_make(now_ns) {
+                Err(error) if error.is_no_space() && self.unlink_oldest() => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn try_make(&mut self, now_ns: u64) -> Result<WriteSegment, LogError> {
+        let number = self.next_segment;
+        let unfinished = unfinished_path(&self.directory, number);
+        let path = segment_path(&self.directory, number);
+        let head = SegmentHead { number, created_ns: now_ns, ..self.head };
+        let made = WriteSegment::create(&unfinished, head)
+            .and_then(|segment| rename(&unfinished, &path).map(|()| segment))
+            .inspect_err(|_| drop(fs::remove_file(&unfinished)))?;
+        self.next_segment += 1;
+        self.kept.push_back(Kept { number, left_ns: None });
+        self.counts.made += 1;
+        Ok(made)
+    }
+
+    fn retain(&mut self, now_ns: u64) {
+        let current = self.shared.current.load(Relaxed);
+        for kept in self.kept.iter_mut().filter(|kept| kept.number < current) {
+            kept.left_ns.get_or_insert(now_ns);
+        }
+        while let Some(oldest) = self.kept.front() {
+            let age_ns = oldest.left_ns.map_or(0, |left_ns| now_ns.saturating_sub(left_ns));
+            let bytes_max = if oldest.number >= self.shared.keep_from.load(Relaxed) {
+                self.retention.protected_bytes_max.max(self.retention.bytes_max)
+            } else if self.retention.age_ns_max.is_some_and(|age_ns_max| age_ns > age_ns_max) {
+                0
+            } else {
+                self.retention.bytes_max
+            };
+            if self.bytes() <= bytes_max || !self.unlink_oldest() {
+                return;
+            }
+        }
+    }
+
+    /// Whether one could go.
+    fn unlink_oldest(&mut self) -> bool {
+        let Some(oldest) = self.kept.front().copied() else { return false };
+        if oldest.number >= self.shared.current.load(Relaxed) {
+            return false;
+        }
+        let path = segment_path(&self.directory, oldest.number);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                self.counts.failures += 1;
+                return false;
+            }
+            _ => {}
+        }
+        self.kept.pop_front();
+        self.counts.unlinked += 1;
+        self.counts.protected_unlinked += u64::from(oldest.number >= self.shared.keep_from.load(Relaxed));
+        true
+    }
+}
+
+/// Gives a finished segment its name.
+fn rename(from: &Path, to: &Path) -> Result<(), LogError> {
+    fs::rename(from, to).map_err(LogError::io("rename to", to))
+}
+
+/// Segments that wait to be unmapped. The writer gives up at most one per segment it fills.
+const RETIRED_MAX: usize = 8;

@@ -1,0 +1,488 @@
+//! One segment: its layout in mapped memory, and the only places that touch it.
+//!
+//! ```text
+//!  header words (8 bytes each)                    written by
+//!    0  magic, 8 version|channel|checksum,        keeper, before the file gets its name
+//!   16  number, 24 segment_bytes,
+//!   32  slot_count_max|payload_bytes_max,
+//!   40  created_ns, 48 CRC-32C of the above
+//!  128  slot_count                                writer (release)
+//!  256  sealed_at                                 writer, once
+//! ```
+//! An index slot: session (2 words), first, offset. Slots are only ever appended.
+
+use std::{
+    fs::File,
+    io,
+    os::fd::AsRawFd,
+    path::Path,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use memmap2::{Advice, MmapOptions, MmapRaw};
+
+use crate::{
+    Checksum, Entry, LogError, Position, SessionBytes,
+    commit::{self, Mark, Word},
+};
+
+/// Bytes of an entry before its payload.
+pub(crate) const ENTRY_HEADER_BYTES: usize = 64;
+
+/// Sizes of a segment, all following from two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) segment_bytes: usize,
+    pub(crate) payload_bytes_max: usize,
+    pub(crate) slot_count_max: usize,
+    pub(crate) entries_offset: usize,
+}
+
+impl Layout {
+    pub(crate) fn new(segment_bytes: usize, payload_bytes_max: usize) -> Result<Self, LogError> {
+        let slot_count_max = segment_bytes / INDEX_INTERVAL_BYTES + SLOTS_SPARE;
+        let entries_offset = HEADER_BYTES + slot_count_max * SLOT_BYTES;
+        let layout = Self { segment_bytes, payload_bytes_max, slot_count_max, entries_offset };
+        let least = entries_offset + 4 * layout.entry_bytes_max() + WORD_BYTES;
+        let possible = segment_bytes.is_multiple_of(PAGE_BYTES)
+            && u32::try_from(segment_bytes).is_ok()
+            && u32::try_from(payload_bytes_max).is_ok()
+            && least <= segment_bytes;
+        if possible { Ok(layout) } else { Err(LogError::Sizes { segment_bytes, payload_bytes_max }) }
+    }
+
+    fn entry_bytes_max(&self) -> usize {
+        (ENTRY_HEADER_BYTES + self.payload_bytes_max).next_multiple_of(WORD_BYTES)
+    }
+}
+
+/// What stands in the fixed part of a segment's header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SegmentHead {
+    pub(crate) channel: u16,
+    pub(crate) checksum: Checksum,
+    pub(crate) number: u64,
+    pub(crate) created_ns: u64,
+    pub(crate) layout: Layout,
+}
+
+/// What stands where an entry could begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seen<'a> {
+    /// Nothing yet.
+    Open,
+    /// A whole entry.
+    Entry(Entry<'a>),
+    /// The log goes on in the next segment.
+    Sealed,
+    /// Lengths that cannot be, or a wrong checksum.
+    Damaged,
+}
+
+/// A segment that readers look at. Committed bytes never change, so slices of them are sound for as long as the
+/// mapping lives, whatever becomes of the file's name.
+#[derive(Debug)]
+pub(crate) struct ReadSegment {
+    map: MmapRaw,
+    head: SegmentHead,
+}
+
+impl ReadSegment {
+    /// Maps an existing segment to read it.
+    pub(crate) fn open(path: &Path, channel: u16) -> Result<Self, LogError> {
+        let file = File::open(path).map_err(LogError::io("open", path))?;
+        let map = map_existing(&file, path, channel, |options, file| options.map_raw_read_only(file))?;
+        let head = read_head(&map).map_err(|reason| not_a_segment(path, channel, reason))?;
+        if head.channel != channel {
+            return Err(not_a_segment(path, channel, "it belongs to another channel"));
+        }
+        Ok(Self { map, head })
+    }
+
+    pub(crate) fn head(&self) -> &SegmentHead {
+        &self.head
+    }
+
+    /// What stands at `offset`, lengths checked.
+    #[inline]
+    pub(crate) fn see(&self, offset: usize) -> Seen<'_> {
+        see(&self.map, self.head.number, 0, offset)
+    }
+
+    /// As [`Self::see`], checksum included.
+    pub(crate) fn see_verified(&self, offset: usize) -> Seen<'_> {
+        match self.see(offset) {
+            Seen::Entry(entry) if self.head.checksum == Checksum::Crc32c => {
+                let crc = committed_crc(&self.map, offset, entry.payload.len());
+                let sound = matches!(commit::observe(word(&self.map, offset)), Mark::Committed { crc: stored, .. } if stored == crc);
+                if sound { Seen::Entry(entry) } else { Seen::Damaged }
+            }
+            other => other,
+        }
+    }
+
+    /// Whether its writer left it.
+    pub(crate) fn is_sealed(&self) -> bool {
+        let at = usize::try_from(word(&self.map, SEALED_AT).load(Relaxed)).unwrap_or(0);
+        at >= self.head.layout.entries_offset && matches!(self.see(at), Seen::Sealed)
+    }
+
+    /// Index slots whose entry exists: session, first, offset.
+    pub(crate) fn slots(&self) -> impl DoubleEndedIterator<Item = (SessionBytes, u64, usize)> + '_ {
+        let count = word(&self.map, SLOT_COUNT).load_acquire();
+        let count = usize::try_from(count).unwrap_or(usize::MAX).min(self.head.layout.slot_count_max);
+        (0..count).filter_map(move |index| {
+            let [low, high, first, offset] = slot_words(&self.map, index).map(|word| word.load(Relaxed));
+            let offset = usize::try_from(offset).ok()?;
+            let session = session_from_words([low, high]);
+            // A slot outlives a crash on its own, so the entry has the last word.
+            matches!(self.see(offset), Seen::Entry(entry) if entry.session == session && entry.first == first)
+                .then_some((session, first, offset))
+        })
+    }
+}
+
+/// A segment that its one writer appends to.
+#[derive(Debug)]
+pub(crate) struct WriteSegment {
+    map: MmapRaw,
+    head: SegmentHead,
+    /// Where the next entry begins. Nothing at or beyond it is committed.
+    end: usize,
+    slot_count: usize,
+    slot_due_at: usize,
+    slot_session: SessionBytes,
+}
+
+/// What an entry's header says besides its lengths.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EntryHead {
+    pub(crate) number: u64,
+    pub(crate) session: SessionBytes,
+    pub(crate) first: u64,
+    pub(crate) next: u64,
+    pub(crate) ts_commit: u64,
+    pub(crate) frame_count: u16,
+    pub(crate) flags: u16,
+}
+
+impl WriteSegment {
+    /// Makes the file at `path`, which must not exist, with its space reserved and its pages present.
+    pub(crate) fn create(path: &Path, head: SegmentHead) -> Result<Self, LogError> {
+        let file =
+            File::options().read(true).write(true).create_new(true).open(path).map_err(LogError::io("create", path))?;
+        reserve(&file, head.layout.segment_bytes).map_err(LogError::io("reserve space for", path))?;
+        let map =
+            MmapOptions::new().len(head.layout.segment_bytes).map_raw(&file).map_err(LogError::io("map", path))?;
+        Ok(Self::new(map, head))
+    }
+
+    /// Private memory in the shape of a segment, pages present.
+    pub(crate) fn private(head: SegmentHead) -> io::Result<Self> {
+        let map = MmapOptions::new().len(head.layout.segment_bytes).map_anon()?;
+        Ok(Self::new(map.into(), head))
+    }
+
+    fn new(map: MmapRaw, head: SegmentHead) -> Self {
+        if map.advise(Advice::PopulateWrite).is_err() {
+            // Kernels before 5.14: one store per page does the same.
+            for offset in (0..map.len()).step_by(PAGE_BYTES) {
+                word(&map, offset).store(0, Relaxed);
+            }
+        }
+        for (index, value) in head_words(&head).into_iter().enumerate() {
+            word(&map, index * WORD_BYTES).store(value, Relaxed);
+        }
+        let end = head.layout.entries_offset;
+        Self { map, head, end, slot_count: 0, slot_due_at: 0, slot_session: [0; 16] }
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.head.number
+    }
+
+    /// Where the next entry begins.
+    pub(crate) fn end(&self) -> usize {
+        self.end
+    }
+
+    pub(crate) fn entries_offset(&self) -> usize {
+        self.head.layout.entries_offset
+    }
+
+    pub(crate) fn segment_bytes(&self) -> usize {
+        self.head.layout.segment_bytes
+    }
+
+    /// Whether an entry of the greatest size fits, and the word behind it.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        self.end + self.head.layout.entry_bytes_max() + WORD_BYTES <= self.map.len()
+    }
+
+    /// Memory for the payload of the entry to come. What it holds is left over from earlier use.
+    #[inline]
+    pub(crate) fn payload(&mut self) -> &mut [u8] {
+        assert!(self.has_room());
+        let begin = self.map.as_mut_ptr().wrapping_add(self.end + ENTRY_HEADER_BYTES);
+        // SAFETY: from_raw_parts_mut demands valid memory that nobody else accesses while the slice lives. By
+        // `has_room` the range lies inside the mapping, which `self` owns. It lies beyond `end`: readers, here or in
+        // other processes, look at no byte beyond the commit word at `end` until that is stored, which takes
+        // `&mut self` and so ends this borrow. No second writer exists: the directory is locked.
+        unsafe { std::slice::from_raw_parts_mut(begin, self.head.layout.payload_bytes_max) }
+    }
+
+    /// Makes the entry visible whose payload is the first `payload_bytes` of [`Self::payload`].
+    #[inline]
+    pub(crate) fn commit(&mut self, entry: &EntryHead, payload_bytes: usize) {
+        assert!(self.has_room() && payload_bytes <= self.head.layout.payload_bytes_max);
+        let begin = self.end;
+        let [session_low, session_high] = session_words(entry.session);
+        let sizes = payload_bytes as u64 | u64::from(entry.frame_count) << 32 | u64::from(entry.flags) << 48;
+        let words = [entry.number, session_low, session_high, entry.first, entry.next, entry.ts_commit, sizes];
+        for (index, value) in words.into_iter().enumerate() {
+            word(&self.map, begin + (index + 1) * WORD_BYTES).store(value, Relaxed);
+        }
+        let crc = match self.head.checksum {
+            Checksum::Crc32c => committed_crc(&self.map, begin, payload_bytes),
+            Checksum::Off => 0,
+        };
+        let length_bytes = (ENTRY_HEADER_BYTES + payload_bytes).next_multiple_of(WORD_BYTES);
+        let length = u32::try_from(length_bytes).unwrap_or_else(|_| unreachable!("a segment is smaller than 4 GiB"));
+        self.end = begin + length_bytes;
+        commit::commit(word(&self.map, begin), word(&self.map, self.end), length, crc);
+        if begin >= self.slot_due_at || entry.session != self.slot_session {
+            self.push_slot(entry, begin);
+        }
+    }
+
+    /// Ends the segment here.
+    pub(crate) fn seal(&mut self) {
+        word(&self.map, SEALED_AT).store(self.end as u64, Relaxed);
+        commit::seal(word(&self.map, self.end));
+    }
+
+    /// Forgets every entry: for private memory alone, which no reader maps.
+    pub(crate) fn reset(&mut self) {
+        self.end = self.head.layout.entries_offset;
+        self.slot_count = 0;
+        self.slot_due_at = 0;
+        word(&self.map, SLOT_COUNT).store_release(0);
+        word(&self.map, self.end).store_release(0);
+    }
+
+    /// What stands at `offset`; positions get `base` added.
+    #[inline]
+    pub(crate) fn see(&self, number: u64, base: u64, offset: usize) -> Seen<'_> {
+        see(&self.map, number, base, offset)
+    }
+
+    /// Sparse, so a full table is no error: the way from the last slot only gets longer.
+    fn push_slot(&mut self, entry: &EntryHead, offset: usize) {
+        if self.slot_count >= self.head.layout.slot_count_max {
+            return;
+        }
+        let [session_low, session_high] = session_words(entry.session);
+        let values = [session_low, session_high, entry.first, offset as u64];
+        for (word, value) in slot_words(&self.map, self.slot_count).into_iter().zip(values) {
+            word.store(value, Relaxed);
+        }
+        self.slot_count += 1;
+        self.slot_due_at = offset + INDEX_INTERVAL_BYTES;
+        self.slot_session = entry.session;
+        word(&self.map, SLOT_COUNT).store_release(self.slot_count as u64);
+    }
+}
+
+/// Ends an existing segment at `offset`, where its last whole entry ends, after its writer has gone.
+pub(crate) fn seal_abandoned(path: &Path, channel: u16, offset: usize) -> Result<(), LogError> {
+    let file = File::options().read(true).write(true).open(path).map_err(LogError::io("open", path))?;
+    let map = map_existing(&file, path, channel, |options, file| options.map_raw(file))?;
+    if offset.checked_add(WORD_BYTES).is_none_or(|end| end > map.len()) {
+        // Cut off inside its last entry: there is no word to store, and readers end at the end of the file.
+        return Ok(());
+    }
+    word(&map, SEALED_AT).store(offset as u64, Relaxed);
+    commit::seal(word(&map, offset));
+    Ok(())
+}
+
+/// Locks a file for as long as it is open; `false` when another has it.
+pub(crate) fn try_lock(file: &File) -> io::Result<bool> {
+    // SAFETY: flock(2) takes a descriptor, which `file` keeps open over the call, and touches no memory of ours.
+    let result = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
+    match result {
+        0 => Ok(true),
+        _ => match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            error => Err(error),
+        },
+    }
+}
+
+/// Reserves space in the file, so that a store into its mapping can never meet a full disk.
+fn reserve(file: &File, bytes: usize) -> io::Result<()> {
+    let length = libc::off_t::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: posix_fallocate(3) takes a descriptor, which `file` keeps open over the call, and touches no memory of
+    // ours.
+    let error = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, length) };
+    if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
+}
+
+fn map_existing(
+    file: &File,
+    path: &Path,
+    channel: u16,
+    map: impl FnOnce(&MmapOptions, &File) -> io::Result<MmapRaw>,
+) -> Result<MmapRaw, LogError> {
+    let bytes = file.metadata().map_err(LogError::io("look at", path))?.len();
+    // Whole words alone, so that no word can reach over the end of the file.
+    let bytes = usize::try_from(bytes).unwrap_or(0) / WORD_BYTES * WORD_BYTES;
+    if bytes < HEADER_BYTES {
+        return Err(not_a_segment(path, channel, "it is shorter than a header"));
+    }
+    map(MmapOptions::new().len(bytes), file).map_err(LogError::io("map", path))
+}
+
+fn not_a_segment(path: &Path, channel: u16, reason: &'static str) -> LogError {
+    LogError::NotASegment { path: path.to_owned(), channel, reason }
+}
+
+#[inline]
+fn see(map: &MmapRaw, number: u64, base: u64, offset: usize) -> Seen<'_> {
+    if !offset.is_multiple_of(WORD_BYTES) || offset.checked_add(WORD_BYTES).is_none_or(|end| end > map.len()) {
+        return Seen::Damaged;
+    }
+    let length_bytes = match commit::observe(word(map, offset)) {
+        Mark::Open => return Seen::Open,
+        Mark::Sealed => return Seen::Sealed,
+        Mark::Committed { length_bytes, .. } => length_bytes as usize,
+    };
+    if length_bytes < ENTRY_HEADER_BYTES || offset.checked_add(length_bytes).is_none_or(|end| end > map.len()) {
+        return Seen::Damaged;
+    }
+    let at = |index: usize| word(map, offset + index * WORD_BYTES).load(Relaxed);
+    let sizes = at(7);
+    let payload_bytes = (sizes & 0xffff_ffff) as usize;
+    if length_bytes != (ENTRY_HEADER_BYTES + payload_bytes).next_multiple_of(WORD_BYTES) {
+        return Seen::Damaged;
+    }
+    Seen::Entry(Entry {
+        position: Position { segment: number, offset: base + offset as u64 },
+        end: Position { segment: number, offset: base + (offset + length_bytes) as u64 },
+        number: at(1),
+        session: session_from_words([at(2), at(3)]),
+        first: at(4),
+        next: at(5),
+        ts_commit: at(6),
+        frame_count: (sizes >> 32 & 0xffff) as u16,
+        flags: (sizes >> 48) as u16,
+        payload: bytes(map, offset + ENTRY_HEADER_BYTES, payload_bytes),
+    })
+}
+
+/// CRC-32C of an entry from behind its commit word to the end of its payload. For committed entries, or for the one
+/// that the writer is about to commit.
+fn committed_crc(map: &MmapRaw, offset: usize, payload_bytes: usize) -> u32 {
+    crc32c::crc32c(bytes(map, offset + WORD_BYTES, ENTRY_HEADER_BYTES - WORD_BYTES + payload_bytes))
+}
+
+/// The word at `offset`.
+#[inline]
+fn word(map: &MmapRaw, offset: usize) -> &AtomicU64 {
+    assert!(offset.is_multiple_of(WORD_BYTES) && offset + WORD_BYTES <= map.len());
+    let at = map.as_mut_ptr().wrapping_add(offset).cast::<AtomicU64>();
+    // SAFETY: a reference demands aligned, live memory. A mapping begins at a page and `offset` is a multiple of 8 and
+    // inside it, both asserted; it lives as long as `map` is borrowed. All access to these words is atomic, and a
+    // mapping made for reading is only ever loaded from, which atomics of this size may do on read-only memory.
+    unsafe { &*at }
+}
+
+/// Bytes that nobody writes any more. Private to this module: callers show that the range is committed, or, in the
+/// writer, that it is their own and not being written.
+#[inline]
+fn bytes(map: &MmapRaw, offset: usize, length: usize) -> &[u8] {
+    assert!(offset.checked_add(length).is_some_and(|end| end <= map.len()));
+    let at = map.as_ptr().wrapping_add(offset);
+    // SAFETY: from_raw_parts demands initialised memory, inside one mapping (asserted), that is not written while the
+    // slice lives. Callers pass ranges behind a commit word they loaded (acquire): committed bytes are never written
+    // again, neither by the writer, which only moves forward, nor by recycling, which unlinks. The file is never
+    // truncated, so no page goes away. Private memory is reset by `&mut` alone, which ends every borrow.
+    unsafe { std::slice::from_raw_parts(at, length) }
+}
+
+fn slot_words(map: &MmapRaw, index: usize) -> [&AtomicU64; 4] {
+    let begin = HEADER_BYTES + index * SLOT_BYTES;
+    [0, 1, 2, 3].map(|number| word(map, begin + number * WORD_BYTES))
+}
+
+fn session_words(session: SessionBytes) -> [u64; 2] {
+    zerocopy::transmute!(session)
+}
+
+fn session_from_words(words: [u64; 2]) -> SessionBytes {
+    zerocopy::transmute!(words)
+}
+
+fn head_words(head: &SegmentHead) -> [u64; 7] {
+    let checksum = match head.checksum {
+        Checksum::Off => 0,
+        Checksum::Crc32c => 1,
+    };
+    let mut words = [
+        MAGIC,
+        VERSION | u64::from(head.channel) << 32 | checksum << 48,
+        head.number,
+        head.layout.segment_bytes as u64,
+        head.layout.slot_count_max as u64 | (head.layout.payload_bytes_max as u64) << 32,
+        head.created_ns,
+        0,
+    ];
+    words[6] = head_crc(&words);
+    words
+}
+
+fn head_crc(words: &[u64; 7]) -> u64 {
+    words[..6].iter().fold(0, |crc, word| crc32c::crc32c_append(crc, &word.to_ne_bytes())).into()
+}
+
+fn read_head(map: &MmapRaw) -> Result<SegmentHead, &'static str> {
+    let words: [u64; 7] = std::array::from_fn(|index| word(map, index * WORD_BYTES).load(Relaxed));
+    if words[0] != MAGIC || words[1] & 0xffff_ffff != VERSION {
+        return Err("magic number or version differ");
+    }
+    if words[6] != head_crc(&words) {
+        return Err("its header is damaged");
+    }
+    let size = |value: u64| usize::try_from(value).unwrap_or(0);
+    let layout = Layout::new(size(words[3]), size(words[4] >> 32)).map_err(|_| "its sizes are not possible")?;
+    if layout.slot_count_max as u64 != words[4] & 0xffff_ffff || map.len() < layout.entries_offset {
+        return Err("it is cut off inside its index");
+    }
+    Ok(SegmentHead {
+        channel: (words[1] >> 32 & 0xffff) as u16,
+        checksum: if words[1] >> 48 & 1 == 1 { Checksum::Crc32c } else { Checksum::Off },
+        number: words[2],
+        created_ns: words[5],
+        layout,
+    })
+}
+
+/// `MDGWPLOG`, little-endian.
+const MAGIC: u64 = u64::from_le_bytes(*b"MDGWPLOG");
+/// Of this layout.
+const VERSION: u64 = 1;
+const WORD_BYTES: usize = 8;
+const PAGE_BYTES: usize = 4096;
+const HEADER_BYTES: usize = PAGE_BYTES;
+/// 128 from the fixed words, so that readers polling the header do not share a line with what the writer stores.
+const SLOT_COUNT: usize = 128;
+const SEALED_AT: usize = 256;
+const SLOT_BYTES: usize = 32;
+/// A lookup walks at most this many bytes of entries, some 12 full packets, from its slot.
+const INDEX_INTERVAL_BYTES: usize = 16 << 10;
+/// Slots for changes of session, besides those that entries make.
+const SLOTS_SPARE: usize = 64;
+
+// Files are little-endian, as everything that is published.
+const _: () = assert!(cfg!(target_endian = "little"));

@@ -1,0 +1,303 @@
+//! DBN files: version 3, with the symbols of their instruments in the metadata, as the official tools read them.
+//!
+//! Metadata stands at the front and names every instrument, but the names are only known at the end. So records go to
+//! a spool first, and the file is put together when it is finished. It appears under its name whole or not at all: it
+//! is made beside its final place and renamed. (Not synced: it survives a crash of the program, not of the machine.)
+//!
+//! Everything in the file is a function of what was handed in: `start` is the earliest `ts_event` of its records,
+//! `end` the latest and one nanosecond.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, File},
+    io::{self, BufWriter, Seek, Write},
+    num::NonZeroU64,
+    os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use dbn::{MappingInterval, Metadata, SType, Schema, SymbolMapping, UNDEF_TIMESTAMP, encode::dbn::MetadataEncoder};
+use mdgw_feeds::{identity::InstrumentId, time::TradingDate};
+use time::{Date, OffsetDateTime};
+
+/// What the metadata tells and the records don't.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DbnFileOptions {
+    /// Dataset code, such as `XNAS.ITCH`. May be [set](DbnFileWriter::set_dataset) later.
+    pub dataset: String,
+    /// The schema of all records; `None` where there may be several.
+    pub schema: Option<Schema>,
+}
+
+/// A DBN file in the making. Dropped without [`Self::finish`], it leaves nothing behind.
+#[derive(Debug)]
+pub struct DbnFileWriter {
+    destination: Destination,
+    compression: Compression,
+    options: DbnFileOptions,
+    spool: BufWriter<File>,
+    spool_bytes: u64,
+    record_count: u64,
+    /// Earliest and latest `ts_event`.
+    events: Option<(u64, u64)>,
+    /// Earliest and latest time by which consumers look a record's symbol up: `ts_recv`, else `ts_event`.
+    indexed: Option<(u64, u64)>,
+    mappings: BTreeMap<String, BTreeSet<(TradingDate, InstrumentId)>>,
+}
+
+/// What a finished file holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DbnFileSummary {
+    /// Records.
+    pub record_count: u64,
+    /// Symbols with a mapping.
+    pub symbol_count: u64,
+    /// Bytes of metadata and records before compression.
+    pub bytes: u64,
+}
+
+impl DbnFileWriter {
+    /// Begins a file at `path`; compressed when its name ends in `.zst`. `-` is standard output. A device or a pipe is
+    /// written to in place.
+    ///
+    /// # Errors
+    /// The folder does not exist or cannot be written to.
+    pub fn create(path: &Path, options: DbnFileOptions) -> io::Result<Self> {
+        let destination = Destination::of(path)?;
+        let spool = match &destination {
+            Destination::File { folder, .. } => tempfile::tempfile_in(folder)?,
+            Destination::InPlace(_) | Destination::StandardOutput => tempfile::tempfile()?,
+        };
+        Ok(Self {
+            destination,
+            compression: if path.extension().is_some_and(|end| end == "zst") {
+                Compression::Zstd
+            } else {
+                Compression::None
+            },
+            options,
+            spool: BufWriter::with_capacity(SPOOL_BUFFER_BYTES, spool),
+            spool_bytes: 0,
+            record_count: 0,
+            events: None,
+            indexed: None,
+            mappings: BTreeMap::new(),
+        })
+    }
+
+    /// Names the dataset after all.
+    pub fn set_dataset(&mut self, dataset: &str) {
+        dataset.clone_into(&mut self.options.dataset);
+    }
+
+    /// Appends one whole record.
+    ///
+    /// # Errors
+    /// The spool's: most likely there is no space left.
+    pub fn record(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if let Some(ts_event) = timestamp_at(bytes, TS_EVENT_AT) {
+            self.events = Some(widened(self.events, ts_event));
+            let ts_recv = ts_recv_at(bytes).and_then(|offset| timestamp_at(bytes, offset));
+            self.indexed = Some(widened(self.indexed, ts_recv.unwrap_or(ts_event)));
+        }
+        self.record_count += 1;
+        self.spool_bytes += bytes.len() as u64;
+        self.spool.write_all(bytes)
+    }
+
+    /// An instrument has that symbol on that day. Bytes that are no printable ASCII are escaped.
+    pub fn mapping(&mut self, symbol: &[u8], instrument: InstrumentId, date: TradingDate) {
+        let mut text = symbol.escape_ascii().to_string();
+        text.truncate(dbn::SYMBOL_CSTR_LEN - 1);
+        self.mappings.entry(text).or_default().insert((date, instrument));
+    }
+
+    /// Puts the file together and gives it its name.
+    ///
+    /// # Errors
+    /// Those of reading the spool and writing the file. Nothing stands under the final name then but what stood there
+    /// before.
+    pub fn finish(self) -> io::Result<DbnFileSummary> {
+        let metadata = self.metadata();
+        let mut header = Vec::new();
+        MetadataEncoder::new(&mut header).encode(&metadata).map_err(io::Error::other)?;
+        let summary = DbnFileSummary {
+            record_count: self.record_count,
+            symbol_count: metadata.symbols.len() as u64,
+            bytes: header.len() as u64 + self.spool_bytes,
+        };
+        let mut spool = self.spool.into_inner().map_err(io::IntoInnerError::into_error)?;
+        spool.rewind()?;
+        match self.destination {
+            Destination::StandardOutput => self.compression.copy(&header, &mut spool, &mut io::stdout().lock())?,
+            Destination::InPlace(path) => {
+                let mut file = File::options().write(true).open(path)?;
+                self.compression.copy(&header, &mut spool, &mut file)?;
+            }
+            Destination::File { folder, path } => {
+                let mut file = tempfile::Builder::new()
+                    .prefix(".")
+                    .suffix(".unfinished")
+                    .permissions(fs::Permissions::from_mode(0o666))
+                    .tempfile_in(folder)?;
+                self.compression.copy(&header, &mut spool, file.as_file_mut())?;
+                file.persist(path).map_err(|error| error.error)?;
+            }
+        }
+        Ok(summary)
+    }
+
+    fn metadata(&self) -> Metadata {
+        Metadata {
+            version: dbn::DBN_VERSION,
+            dataset: self.options.dataset.clone(),
+            schema: self.options.schema,
+            start: self.events.map_or(0, |(earliest, _)| earliest),
+            end: self.events.and_then(|(_, latest)| NonZeroU64::new(latest.saturating_add(1))),
+            limit: None,
+            stype_in: Some(SType::RawSymbol),
+            stype_out: SType::InstrumentId,
+            ts_out: false,
+            symbol_cstr_len: dbn::SYMBOL_CSTR_LEN,
+            layout: None,
+            symbols: self.mappings.keys().cloned().collect(),
+            partial: Vec::new(),
+            not_found: Vec::new(),
+            mappings: self
+                .mappings
+                .iter()
+                .map(|(symbol, days)| SymbolMapping { raw_symbol: symbol.clone(), intervals: self.intervals(days) })
+                .collect(),
+        }
+    }
+
+    /// One interval for each trading date, by consumers' rules a range of UTC dates: an evening in New York is the
+    /// next day there, and a capture may have been made at another time than its messages. So the first and the last
+    /// interval of a symbol reach as far as the file's records do.
+    fn intervals(&self, days: &BTreeSet<(TradingDate, InstrumentId)>) -> Vec<MappingInterval> {
+        let recorded = self.indexed.and_then(|(earliest, latest)| Some((utc_date(earliest)?, utc_date(latest)?)));
+        let first = days.first().map(|(date, _)| *date);
+        let last = days.last().map(|(date, _)| *date);
+        days.iter()
+            .filter_map(|(date, instrument)| {
+                let (mut start, mut end) = (calendar_date(*date)?, calendar_date(date.next_day())?);
+                if let Some((earliest, latest)) = recorded {
+                    if Some(*date) == first {
+                        start = start.min(earliest);
+                    }
+                    if Some(*date) == last {
+                        end = end.max(latest.next_day()?);
+                    }
+                }
+                Some(MappingInterval { start_date: start, end_date: end, symbol: instrument.0.to_string() })
+            })
+            .collect()
+    }
+}
+
+/// Where the file goes.
+#[derive(Debug)]
+enum Destination {
+    File {
+        folder: PathBuf,
+        path: PathBuf,
+    },
+    /// A device or a pipe: renaming a file over it would replace it.
+    InPlace(PathBuf),
+    StandardOutput,
+}
+
+impl Destination {
+    fn of(path: &Path) -> io::Result<Self> {
+        if path == Path::new("-") {
+            return Ok(Self::StandardOutput);
+        }
+        // A link stays one; what it leads to is replaced.
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        match fs::metadata(&path).map(|metadata| metadata.file_type()) {
+            Ok(kind) if kind.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+            Ok(kind) if kind.is_char_device() || kind.is_fifo() => return Ok(Self::InPlace(path)),
+            _ => {}
+        }
+        let folder = match path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        Ok(Self::File { folder, path })
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Compression {
+    None,
+    Zstd,
+}
+
+impl Compression {
+    /// Header and spool in one stream; compressed, in one frame with a checksum, since not every reader goes on behind
+    /// the first.
+    fn copy(self, header: &[u8], spool: &mut File, output: &mut impl Write) -> io::Result<()> {
+        match self {
+            Self::None => {
+                output.write_all(header)?;
+                io::copy(spool, output)?;
+            }
+            Self::Zstd => {
+                let mut encoder = zstd::Encoder::new(&mut *output, zstd::DEFAULT_COMPRESSION_LEVEL)?;
+                encoder.include_checksum(true)?;
+                encoder.write_all(header)?;
+                io::copy(spool, &mut encoder)?;
+                encoder.finish()?;
+            }
+        }
+        output.flush()
+    }
+}
+
+fn widened(range: Option<(u64, u64)>, value: u64) -> (u64, u64) {
+    range.map_or((value, value), |(earliest, latest)| (earliest.min(value), latest.max(value)))
+}
+
+/// A timestamp of a record, where it is there and defined.
+fn timestamp_at(record: &[u8], offset: usize) -> Option<u64> {
+    let bytes = record.get(offset..)?.first_chunk()?;
+    Some(u64::from_le_bytes(*bytes)).filter(|ts| *ts != UNDEF_TIMESTAMP)
+}
+
+const TS_EVENT_AT: usize = std::mem::offset_of!(dbn::RecordHeader, ts_event);
+
+/// Where a record of that type has its `ts_recv`.
+fn ts_recv_at(record: &[u8]) -> Option<usize> {
+    use std::mem::offset_of;
+
+    use dbn::enums::rtype;
+    Some(match *record.get(1)? {
+        rtype::MBO => offset_of!(dbn::MboMsg, ts_recv),
+        rtype::MBP_0 | rtype::MBP_1 | rtype::MBP_10 => offset_of!(dbn::TradeMsg, ts_recv),
+        rtype::STATUS | rtype::INSTRUMENT_DEF | rtype::IMBALANCE | rtype::STATISTICS => {
+            offset_of!(dbn::StatusMsg, ts_recv)
+        }
+        _ => return None,
+    })
+}
+
+const _: () = assert!(
+    std::mem::offset_of!(dbn::StatusMsg, ts_recv) == std::mem::offset_of!(dbn::InstrumentDefMsg, ts_recv)
+        && std::mem::offset_of!(dbn::StatusMsg, ts_recv) == std::mem::offset_of!(dbn::ImbalanceMsg, ts_recv)
+        && std::mem::offset_of!(dbn::StatusMsg, ts_recv) == std::mem::offset_of!(dbn::StatMsg, ts_recv)
+);
+
+fn utc_date(ts: u64) -> Option<Date> {
+    let seconds = i64::try_from(ts / 1_000_000_000).ok()?;
+    OffsetDateTime::from_unix_timestamp(seconds).ok().map(OffsetDateTime::date)
+}
+
+fn calendar_date(date: TradingDate) -> Option<Date> {
+    utc_date(date.midnight_utc().0)
+}
+
+/// A thousand of the largest records.
+const SPOOL_BUFFER_BYTES: usize = 512 * 1024;
+
+#[cfg(test)]
+mod tests;
