@@ -4,7 +4,10 @@ use zerocopy::IntoBytes;
 
 use crate::{
     arbiter::{Arbiter, ArbiterConfig, Arrival, Delivery, LineStatistics},
-    book::{BookFaultCounts, BookLimits, store::HashStore},
+    book::{
+        BookFaultCounts, BookLimits,
+        store::{HashStore, WindowStore},
+    },
     drop_reason::{DropCounts, DropReason},
     frame::{FrameFlags, FrameKind, FrameMeta, FrameSink, GapBody, StateBody},
     identity::{ChannelId, Feed, Line, Sequence, Session},
@@ -20,8 +23,19 @@ mod itch;
 mod session;
 mod tops;
 
-pub use self::{core::Fault, evidence::{Broken, Evidence, Why}, session::Numbering};
-use self::{core::Core, deep::DeepCore, evidence::EvidenceRing, itch::ItchCore, session::{Belongs, SessionTracker}, tops::TopsCore};
+use self::{
+    core::Core,
+    deep::DeepCore,
+    evidence::EvidenceRing,
+    itch::ItchCore,
+    session::{Belongs, SessionTracker},
+    tops::TopsCore,
+};
+pub use self::{
+    core::Fault,
+    evidence::{Broken, Evidence, Why},
+    session::Numbering,
+};
 
 /// One datagram as the socket or the file gave it.
 #[derive(Clone, Copy, Debug)]
@@ -135,6 +149,8 @@ pub struct ChannelConfig {
     pub arbiter: ArbiterConfig,
     /// How much the books may hold.
     pub books: BookLimits,
+    /// How orders are found by their id.
+    pub order_store: OrderStoreKind,
     /// Numbers of instruments whose symbols collide (symbol, number); for venues that give none.
     pub instrument_numbers: Vec<(String, u32)>,
     /// Take packets that nobody numbered in the order in which they come. For files of messages that were wrapped into
@@ -142,6 +158,16 @@ pub struct ChannelConfig {
     pub accept_unsequenced: bool,
     /// The numbering that was current when the gateway last ran.
     pub resume: Option<Numbering>,
+}
+
+/// How orders are found by their id.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OrderStoreKind {
+    /// Any 64-bit id: open addressing.
+    #[default]
+    Hash,
+    /// An array for the young orders before the hash: for venues that number their orders densely.
+    Window,
 }
 
 impl ChannelConfig {
@@ -155,6 +181,7 @@ impl ChannelConfig {
             date: None,
             arbiter: ArbiterConfig::default(),
             books: BookLimits::default(),
+            order_store: OrderStoreKind::default(),
             instrument_numbers: Vec::new(),
             accept_unsequenced: false,
             resume: None,
@@ -198,6 +225,7 @@ pub struct Channel(Kind);
 #[allow(clippy::large_enum_variant, reason = "a handful of channels, made once and never moved on the hot path")]
 enum Kind {
     Itch(StraightLine<ItchCore<HashStore>>),
+    ItchWindow(StraightLine<ItchCore<WindowStore>>),
     Tops(StraightLine<TopsCore>),
     Deep(StraightLine<DeepCore>),
 }
@@ -207,6 +235,7 @@ macro_rules! each_kind {
     ($channel:expr, $line:ident => $call:expr) => {
         match $channel {
             Kind::Itch($line) => $call,
+            Kind::ItchWindow($line) => $call,
             Kind::Tops($line) => $call,
             Kind::Deep($line) => $call,
         }
@@ -217,12 +246,15 @@ impl Channel {
     /// With all its memory allocated.
     #[must_use]
     pub fn new(config: ChannelConfig) -> Self {
-        Self(match config.feed {
-            Feed::NasdaqItch | Feed::BxItch | Feed::PsxItch => {
+        Self(match (config.feed, config.order_store) {
+            (Feed::NasdaqItch | Feed::BxItch | Feed::PsxItch, OrderStoreKind::Hash) => {
                 Kind::Itch(StraightLine::new(ItchCore::new(&config), config))
             }
-            Feed::IexTops => Kind::Tops(StraightLine::new(TopsCore::new(&config), config)),
-            Feed::IexDeep => Kind::Deep(StraightLine::new(DeepCore::new(&config), config)),
+            (Feed::NasdaqItch | Feed::BxItch | Feed::PsxItch, OrderStoreKind::Window) => {
+                Kind::ItchWindow(StraightLine::new(ItchCore::new(&config), config))
+            }
+            (Feed::IexTops, _) => Kind::Tops(StraightLine::new(TopsCore::new(&config), config)),
+            (Feed::IexDeep, _) => Kind::Deep(StraightLine::new(DeepCore::new(&config), config)),
         })
     }
 
@@ -454,11 +486,7 @@ impl<C: Core> StraightLine<C> {
     }
 
     /// Lets the arbiter work and handles what it delivers, in order.
-    fn arbitrate<S: FrameSink>(
-        &mut self,
-        sink: &mut S,
-        work: impl FnOnce(&mut Arbiter, &mut dyn FnMut(Delivery<'_>)),
-    ) {
+    fn arbitrate<S: FrameSink>(&mut self, sink: &mut S, work: impl FnOnce(&mut Arbiter, &mut dyn FnMut(Delivery<'_>))) {
         let Self { arbiter, core, counters, drops, evidence, .. } = self;
         work(arbiter, &mut |delivery| match delivery {
             Delivery::Packet { first, from, until, block, ts_recv, send_time, .. } => {
@@ -495,7 +523,12 @@ impl<C: Core> StraightLine<C> {
 
     fn poll_request(&mut self, request: &mut [u8; REQUEST_BYTES_MAX]) -> Option<usize> {
         let wanted = self.arbiter.poll_request()?;
-        self.core.write_request(self.sessions.current()?.venue, wanted.first, wanted.next.0.saturating_sub(wanted.first.0), request)
+        self.core.write_request(
+            self.sessions.current()?.venue,
+            wanted.first,
+            wanted.next.0.saturating_sub(wanted.first.0),
+            request,
+        )
     }
 
     fn state(&self) -> ChannelState {

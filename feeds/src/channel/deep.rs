@@ -108,7 +108,8 @@ impl DeepCore {
         push_trade(&mut self.channel, &subject, &what);
         if self.channel.wants(SchemaSet::MBP_1) || self.channel.wants(SchemaSet::MBP_10) {
             // In the middle of an event the book before it is still the one to show.
-            let before = self.open.iter().find(|event| event.instrument == instrument).map(|event| event.before.clone());
+            let before =
+                self.open.iter().find(|event| event.instrument == instrument).map(|event| event.before.clone());
             let before = before.unwrap_or_else(|| Shown::of(&self.books.view(instrument)));
             if self.channel.wants(SchemaSet::MBP_1) {
                 self.channel.records.push(&subject.mbp_1(&what, before.top()));

@@ -55,11 +55,7 @@ impl EvidenceRing {
 
     pub(super) fn new() -> Self {
         let empty = Evidence {
-            broken: Broken {
-                why: Why::Refused(DropReason::FieldInvalid),
-                sequence: Sequence(0),
-                ts_recv: UnixNs(0),
-            },
+            broken: Broken { why: Why::Refused(DropReason::FieldInvalid), sequence: Sequence(0), ts_recv: UnixNs(0) },
             bytes: Vec::new(),
         };
         let mut kept = vec![empty; Self::PACKETS_MAX];

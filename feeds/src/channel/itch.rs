@@ -17,7 +17,10 @@ use crate::{
         status,
         symbols::trim,
     },
-    transport::{VenueSession, moldudp64::{self, MoldUdp64}},
+    transport::{
+        VenueSession,
+        moldudp64::{self, MoldUdp64},
+    },
     venue::nasdaq::itch50::{self, Message},
 };
 
@@ -281,7 +284,11 @@ impl<S: OrderStore> ItchCore<S> {
         }
     }
 
-    fn trading_action(&mut self, subject: &Subject, message: &itch50::StockTradingAction) -> Result<Applied, DropReason> {
+    fn trading_action(
+        &mut self,
+        subject: &Subject,
+        message: &itch50::StockTradingAction,
+    ) -> Result<Applied, DropReason> {
         let state = status::nasdaq_trading_state(message.trading_state).ok_or(DropReason::FieldInvalid)?;
         let locate = InstrumentIndex(u32::from(message.stock_locate.get()));
         self.name(subject, locate, &message.stock);

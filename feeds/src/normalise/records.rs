@@ -4,7 +4,8 @@ use core::ffi::c_char;
 
 use dbn::{
     BidAskPair, FlagSet, HasRType, ImbalanceMsg, InstrumentDefMsg, MboMsg, Mbp1Msg, Mbp10Msg, RecordHeader, SType,
-    StatMsg, StatType, StatUpdateAction, StatusMsg, SymbolMappingMsg, TradeMsg, UNDEF_PRICE, UNDEF_TIMESTAMP, enums::rtype,
+    StatMsg, StatType, StatUpdateAction, StatusMsg, SymbolMappingMsg, TradeMsg, UNDEF_PRICE, UNDEF_TIMESTAMP,
+    enums::rtype,
 };
 
 use crate::{

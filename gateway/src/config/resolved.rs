@@ -7,8 +7,9 @@ use std::{
 };
 
 use mdgw_feeds::{
+    arbiter,
     book::BookLimits,
-    channel::{ChannelConfig, SchemaSet},
+    channel::{self, ChannelConfig, SchemaSet},
     identity::{ChannelId, Feed, GroupId, Line},
     time::TradingDate,
 };
@@ -180,7 +181,25 @@ impl ChannelSetup {
     /// The part that the sans-I/O channel wants to know.
     #[must_use]
     pub fn channel_config(&self) -> ChannelConfig {
-        ChannelConfig { id: self.id, feed: self.feed, schemas: self.schemas, date: self.date }
+        let mut config = ChannelConfig::new(self.id, self.feed);
+        config.schemas = self.schemas;
+        config.date = self.date;
+        config.books = self.book;
+        config.order_store = match self.order_store {
+            OrderStoreKind::Hash => channel::OrderStoreKind::Hash,
+            OrderStoreKind::Window => channel::OrderStoreKind::Window,
+        };
+        config.arbiter.lines = u8::try_from(self.lines.len()).unwrap_or(u8::MAX);
+        config.arbiter.window_packets = self.window_packets;
+        config.arbiter.gap_timeout_ns = self.gap_timeout_ns;
+        config.arbiter.line_silence_ns = Some(self.line_silence_ns);
+        config.arbiter.recovery = self.recovery.as_ref().map(|recovery| arbiter::RecoveryConfig {
+            request_timeout_ns: recovery.timeout_ns,
+            attempts_max: u16::try_from(recovery.attempts_max).unwrap_or(u16::MAX),
+            messages_per_request_max: u64::from(recovery.messages_per_request_max),
+            ..arbiter::RecoveryConfig::default()
+        });
+        config
     }
 }
 
