@@ -1,4 +1,5 @@
 //! Venues that we play ourselves: for the demonstration, for rehearsals, for tests and benches.
 
 pub mod damage;
+pub mod itch_generator;
 pub mod random;

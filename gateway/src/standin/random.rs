@@ -15,10 +15,7 @@ impl Random {
     /// 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
+        mix(self.0)
     }
 
     /// True with that chance, 0 to 1.
@@ -39,6 +36,21 @@ impl Random {
         let bits = (self.next_u64() >> 11) as f64;
         bits / (1_u64 << 53) as f64
     }
+
+    /// A waiting time with that mean.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative; held at the maximum")]
+    pub fn exponential(&mut self, mean: u64) -> u64 {
+        (-(1.0 - self.unit()).ln() * mean as f64) as u64
+    }
+}
+
+/// Different numbers to different numbers, without visible pattern: the last step of SplitMix64.
+#[must_use]
+pub fn mix(number: u64) -> u64 {
+    let mut z = number;
+    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ z >> 31
 }
 
 #[cfg(test)]

@@ -206,7 +206,7 @@ impl Order {
 #[expect(clippy::cast_possible_truncation, reason = "the product's upper half is below `count`")]
 #[inline]
 fn scale(number: u64, count: usize) -> usize {
-    (u128::from(number) * (count as u128) >> 64) as usize
+    ((u128::from(number) * (count as u128)) >> 64) as usize
 }
 
 #[cfg(test)]
