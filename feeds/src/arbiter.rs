@@ -107,7 +107,7 @@ impl ArbiterConfig {
             ((1..=Line::RECOVERY.0).contains(&self.lines), "lines: 1 to 7"),
             (packets.contains(&self.window_packets), "window_packets: 64 (one drain) to 32768"),
             ((1..=65_535).contains(&self.datagram_bytes_max), "datagram_bytes_max: 1 to 65535"),
-            (self.messages_per_packet_max >= 1, "messages_per_packet_max: at least 1"),
+            ((1..=1 << 62).contains(&self.messages_per_packet_max), "messages_per_packet_max: 1 to 2^62"),
             (self.gap_timeout_ns >= 1, "gap_timeout_ns: at least 1"),
             (self.sequence_jump_max >= self.messages_per_packet_max, "sequence_jump_max: at least one packet"),
             (self.line_silence_ns != Some(0), "line_silence_ns: at least 1"),
@@ -199,8 +199,11 @@ pub struct ArbiterStatistics {
     pub window_packets_max: usize,
 }
 
-/// `expected` before the first packet: no range can begin here, since it would have to wrap.
+/// `expected` before the first packet; beyond [`SEQUENCE_END`], so no packet ever continues it.
 const NONE: Sequence = Sequence(u64::MAX);
+
+/// Sequences from here on are refused, so that no sum with a count can wrap.
+pub const SEQUENCE_END: Sequence = Sequence(1 << 63);
 
 /// How many packets of one line, in a row and each continuing the one before, make an incredible place credible.
 pub const JUMP_CONFIRMATIONS: u8 = 3;
@@ -229,10 +232,10 @@ impl Arbiter {
         }
     }
 
-    /// A new numbering begins, at `expected` where that is known, else with the first packet that comes. Call
-    /// [`Self::finish`] before, or what is still held is forgotten.
+    /// A new numbering begins, at `expected` where that is known (and below [`SEQUENCE_END`]), else with the first
+    /// packet that comes. Call [`Self::finish`] before, or what is still held is forgotten.
     pub fn begin_session(&mut self, expected: Option<Sequence>) {
-        self.expected = expected.unwrap_or(NONE);
+        self.expected = expected.filter(|expected| *expected < SEQUENCE_END).unwrap_or(NONE);
         self.frontier = self.expected;
         self.window.clear();
         self.declared.clear();
@@ -272,7 +275,8 @@ impl Arbiter {
         line.touch(arrival.now);
         let is_in_order = arrival.first == self.expected && self.frontier == self.expected;
         let count = arrival.next.0.wrapping_sub(arrival.first.0);
-        if is_in_order && count.wrapping_sub(1) < self.config.messages_per_packet_max && arrival.next > arrival.first {
+        let is_sound = arrival.first < arrival.next && arrival.next < SEQUENCE_END;
+        if is_in_order && is_sound && count <= self.config.messages_per_packet_max {
             line.won_messages += count;
             self.expected = arrival.next;
             self.frontier = arrival.next;
@@ -296,7 +300,7 @@ impl Arbiter {
         statistics.heartbeats += 1;
         statistics.touch(now);
         self.watch(now);
-        if next.0 == 0 || next == NONE {
+        if next.0 == 0 || next >= SEQUENCE_END {
             return self.refuse(line, DropReason::SequenceInvalid);
         }
         if self.expected == NONE {
@@ -364,7 +368,7 @@ impl Arbiter {
     /// It is known that nothing before `next` will come any more: declares what is missing up to there, delivers
     /// what is held. What lies beyond is left as it is.
     pub fn give_up_before(&mut self, next: Sequence, now: MonoNs, deliver: &mut impl FnMut(Delivery<'_>)) {
-        if self.expected == NONE || next == NONE || next <= self.expected {
+        if self.expected == NONE || next >= SEQUENCE_END || next <= self.expected {
             return;
         }
         if next > self.frontier {
@@ -443,7 +447,7 @@ impl Arbiter {
     ) -> Result<(), DropReason> {
         self.watch(arrival.now);
         let Arrival { line, first, next, now, .. } = arrival;
-        if first.0 == 0 || next <= first || next == NONE {
+        if first.0 == 0 || next <= first || next >= SEQUENCE_END {
             return self.refuse(line, DropReason::SequenceInvalid);
         }
         if next.0 - first.0 > self.config.messages_per_packet_max
@@ -468,7 +472,8 @@ impl Arbiter {
             match (self.config.when_full, self.front_gap()) {
                 (WhenFull::DeclareGap, Some(gap)) => {
                     self.statistics.gaps_for_room += 1;
-                    self.declare(gap, deliver);
+                    // Not beyond this packet, which may lie in the gap.
+                    self.declare(gap.before(first), deliver);
                 }
                 _ => {
                     self.raise_frontier(next.max(self.frontier), now);

@@ -30,6 +30,11 @@ impl Gap {
         self.next
     }
 
+    /// What of it lies before `bound`; all of it where nothing does.
+    pub(super) fn before(self, bound: Sequence) -> Self {
+        Self::new(self.first, self.next.min(bound)).unwrap_or(self)
+    }
+
     /// How many sequences are missing; at least 1.
     #[must_use]
     pub fn count(self) -> u64 {

@@ -1,0 +1,347 @@
+//! One story for each promise.
+//!
+//! `A3` is message 3 on line A, `A3..6` a packet `[3, 6)`, `A3@7` one with the receive stamp 7, `A=9` an announcement
+//! that 9 is next, `R…` the recovery line; `+30ms` lets time pass, `end` ends the input, `session=1` begins one.
+
+use std::fmt::Write;
+
+use expect_test::{Expect, expect};
+
+use super::*;
+
+fn check(story: &str, expected: Expect) {
+    check_with(config(), story, expected);
+}
+
+fn check_with(config: ArbiterConfig, story: &str, expected: Expect) {
+    let mut world = World::new(config);
+    story.split_whitespace().for_each(|word| world.step(word));
+    expected.assert_eq(world.said.trim_start());
+}
+
+struct World {
+    arbiter: Arbiter,
+    now: MonoNs,
+    said: String,
+}
+
+impl World {
+    fn new(config: ArbiterConfig) -> Self {
+        Self { arbiter: Arbiter::new(config), now: MonoNs(1_000), said: String::new() }
+    }
+
+    fn step(&mut self, word: &str) {
+        let said = &mut self.said;
+        let mut tell = |delivery: Delivery<'_>| match delivery {
+            Delivery::Gap(gap) => write!(said, " gap:{}..{}", gap.first().0, gap.next().0).unwrap(),
+            Delivery::Packet { line, from, until, .. } => {
+                assert_eq!(messages(&delivery), (from.0..until.0).collect::<Vec<_>>());
+                let name = if line == Line::RECOVERY { "R".to_owned() } else { line.to_string() };
+                write!(said, " {name}{}..{}", from.0, until.0).unwrap();
+            }
+        };
+        if let Some(ms) = word.strip_prefix('+') {
+            let until = self.now.plus(ms.strip_suffix("ms").unwrap().parse::<u64>().unwrap() * 1_000_000);
+            while let Some(deadline) = self.arbiter.next_deadline().filter(|deadline| *deadline <= until) {
+                self.arbiter.on_deadline(deadline, &mut tell);
+                assert_ne!(self.arbiter.next_deadline(), Some(deadline), "a deadline that was acted on is over");
+            }
+            self.now = until;
+        } else if word == "end" {
+            self.arbiter.finish(&mut tell);
+        } else if let Some(first) = word.strip_prefix("session=") {
+            self.arbiter.begin_session(first.parse().ok().map(Sequence));
+        } else if let Some((line, next)) = word.split_once('=') {
+            let next = Sequence(next.parse().unwrap());
+            if let Err(reason) = self.arbiter.announce(line_of(line), next, self.now, &mut tell) {
+                write!(self.said, " !{}", reason.name()).unwrap();
+            }
+        } else {
+            let (line, rest) = word.split_at(1);
+            let (range, stamp) = rest.split_once('@').unwrap_or((rest, "0"));
+            let (first, next) = match range.split_once("..") {
+                Some((first, next)) => (first.parse().unwrap(), next.parse().unwrap()),
+                None => (range.parse::<u64>().unwrap(), range.parse::<u64>().unwrap() + 1),
+            };
+            let block = block(first, next);
+            let arrival = Arrival {
+                line: line_of(line),
+                first: Sequence(first),
+                next: Sequence(next),
+                block: &block,
+                ts_recv: UnixNs(stamp.parse().unwrap()),
+                send_time: None,
+                now: self.now,
+            };
+            if let Err(reason) = self.arbiter.accept(arrival, &mut tell) {
+                write!(self.said, " !{}", reason.name()).unwrap();
+            }
+        }
+        while let Some(request) = self.arbiter.poll_request() {
+            write!(self.said, " ask:{}..{}", request.first.0, request.next.0).unwrap();
+        }
+    }
+}
+
+fn line_of(name: &str) -> Line {
+    match name {
+        "R" => Line::RECOVERY,
+        name => Line(name.as_bytes()[0] - b'A'),
+    }
+}
+
+#[test]
+fn first_arrival_wins_message_by_message() {
+    check(
+        "A1 B1 B2 A2 A3..6 B3..4 B4..8 A6..8",
+        expect!["A1..2 !duplicate B2..3 !duplicate A3..6 !duplicate B6..8 !duplicate"],
+    );
+}
+
+#[test]
+fn the_other_line_fills_a_gap() {
+    check("A1 A3 B2 B3", expect!["A1..2 B2..3 A3..4 !duplicate"]);
+}
+
+#[test]
+fn a_gap_is_declared_with_exact_bounds_when_its_time_is_up() {
+    check("A1 A5..7 +19ms B1 +1ms B3 A7", expect!["A1..2 !duplicate gap:2..5 A5..7 !late_after_gap A7..8"]);
+}
+
+#[test]
+fn differently_cut_packets_shrink_a_gap_from_both_sides_and_the_middle() {
+    check("A1 A10..12 B2..4 B8..11 B5..7 +20ms", expect!["A1..2 B2..4 gap:4..5 B5..7 gap:7..8 B8..10 A10..12"]);
+}
+
+#[test]
+fn a_packet_around_held_ones_fills_every_hole_and_what_was_held_wins() {
+    check("A1 A4..6 A8..10 B3..12 B2", expect!["A1..2 B2..3 B3..4 A4..6 B6..8 A8..10 B10..12"]);
+    check("A1 A4..6 A8..10 B2..12", expect!["A1..2 B2..4 A4..6 B6..8 A8..10 B10..12"]);
+    check("A1 A4..6 A8..10 B2..9 B9..11", expect!["A1..2 B2..4 A4..6 B6..8 A8..10 B10..11"]);
+}
+
+#[test]
+fn filling_begins_the_wait_anew_and_later_gaps_have_their_own_time() {
+    check("A1 A5 +15ms B2 +15ms A9 +5ms +15ms", expect!["A1..2 B2..3 gap:3..5 A5..6 gap:6..9 A9..10"]);
+    check(
+        "A1 A5 +15ms A9 +5ms B6 +19ms B7 +1ms +18ms +1ms",
+        expect!["A1..2 gap:2..5 A5..6 B6..7 B7..8 gap:8..9 A9..10"],
+    );
+}
+
+#[test]
+fn a_late_starter_begins_where_it_comes_in_unless_it_is_told() {
+    check("A100 A101 B99", expect!["A100..101 A101..102 !duplicate"]);
+    check("session=1 A3 B1 +20ms", expect!["B1..2 gap:2..3 A3..4"]);
+    check("A=7 A7 A6", expect!["A7..8 !duplicate"]);
+}
+
+#[test]
+fn an_announcement_reveals_a_gap_at_the_end() {
+    check("A1 A=4 +19ms B2 +20ms B=4", expect!["A1..2 B2..3 gap:3..4"]);
+    check("A1 A3 A=6 +20ms", expect!["A1..2 gap:2..3 A3..4 gap:4..6"]);
+    check("A1..9 B=4", expect!["A1..9"]);
+}
+
+#[test]
+fn the_end_declares_what_is_missing_and_delivers_what_is_held() {
+    check("A1 A3 A6 B=9 end end A9", expect!["A1..2 gap:2..3 A3..4 gap:4..6 A6..7 gap:7..9 A9..10"]);
+}
+
+#[test]
+fn a_new_session_starts_from_nothing() {
+    check("A1..5 A9 end session=1 B1 B3 A2", expect!["A1..5 gap:5..9 A9..10 B1..2 A2..3 B3..4"]);
+}
+
+#[test]
+fn a_gap_is_asked_for_then_asked_again_then_declared() {
+    let config = ArbiterConfig { recovery: Some(recovery()), ..config() };
+    check_with(config.clone(), "A1 A5 +20ms +9ms +1ms +10ms", expect!["A1..2 ask:2..5 ask:2..5 gap:2..5 A5..6"]);
+    check_with(config.clone(), "A1 A5 +20ms R2..5 A6 +50ms", expect!["A1..2 ask:2..5 R2..5 A5..6 A6..7"]);
+    check_with(config.clone(), "A1 A5 +20ms B2..5 +50ms", expect!["A1..2 ask:2..5 B2..5 A5..6"]);
+    check_with(
+        config,
+        "A1 A9 +20ms R2..4 R4..6 +10ms +10ms",
+        expect!["A1..2 ask:2..9 R2..4 ask:4..9 R4..6 ask:6..9 ask:6..9 gap:6..9 A9..10"],
+    );
+}
+
+#[test]
+fn requests_keep_to_their_limits() {
+    let limited = |recovery| ArbiterConfig { recovery: Some(recovery), ..config() };
+    let pieces = RecoveryConfig { messages_per_request_max: 2, ..recovery() };
+    check_with(limited(pieces), "A1 A6 +20ms R2..4 R4..6", expect!["A1..2 ask:2..4 R2..4 ask:4..6 R4..6 A6..7"]);
+    let small = RecoveryConfig { gap_messages_max: 3, ..recovery() };
+    check_with(limited(small), "A1 A6 +20ms A10 +20ms", expect!["A1..2 gap:2..6 A6..7 ask:7..10"]);
+    let poor = RecoveryConfig { session_messages_max: 5, ..recovery() };
+    check_with(limited(poor), "A1 A6 +20ms R2 +20ms", expect!["A1..2 ask:2..6 R2..3 gap:3..6 A6..7"]);
+}
+
+#[test]
+fn an_answer_whose_end_is_announced_is_not_asked_again_before() {
+    let recovery = RecoveryConfig { answer_end: AnswerEnd::Announced, ..recovery() };
+    let config = ArbiterConfig { recovery: Some(recovery), ..config() };
+    check_with(config, "A1 A9 +20ms R2 R3 R=9 R4..9", expect!["A1..2 ask:2..9 R2..3 R3..4 ask:4..9 R4..9 A9..10"]);
+}
+
+#[test]
+fn a_forged_number_is_refused_and_a_row_of_packets_is_believed() {
+    check(
+        "A1 A100000 A2 A100001 A100002 A3 B100000 A4",
+        expect!["A1..2 !sequence_jump A2..3 !sequence_jump !sequence_jump A3..4 !sequence_jump A4..5"],
+    );
+    check(
+        "A1 A100000 A100001..100003 A100003 A100004 +20ms",
+        expect!["A1..2 !sequence_jump !sequence_jump gap:2..100003 A100003..100004 A100004..100005"],
+    );
+    check(
+        "A1 A=100000 A2 A=100000 A=100000 A3",
+        expect!["A1..2 !sequence_jump A2..3 !sequence_jump !sequence_jump A3..4"],
+    );
+}
+
+#[test]
+fn a_row_of_packets_far_below_is_told_but_not_followed() {
+    let mut world = World::new(config());
+    ["A90000", "A1", "A2"].into_iter().for_each(|word| world.step(word));
+    assert_eq!(world.arbiter.regressed(), None);
+    world.step("A3");
+    assert_eq!(world.arbiter.regressed(), Some(Sequence(3)));
+    assert_eq!(world.arbiter.expected(), Some(Sequence(90_001)));
+}
+
+#[test]
+fn ranges_that_cannot_be_are_refused() {
+    check("A1 A0..1 A5..5 A9..7 A2", expect!["A1..2 !sequence_invalid !sequence_invalid !sequence_invalid A2..3"]);
+    check("D1 A0 A=0", expect!["!source_unexpected !sequence_invalid !sequence_invalid"]);
+    let mut arbiter = Arbiter::new(config());
+    let mut refused = |first, next| {
+        let (line, ts_recv, now) = (Line::A, UnixNs(0), MonoNs(0));
+        let (first, next) = (Sequence(first), Sequence(next));
+        let arrival = Arrival { line, first, next, block: &[], ts_recv, send_time: None, now };
+        arbiter.accept(arrival, &mut |_| panic!("delivered")).unwrap_err()
+    };
+    assert_eq!(refused(u64::MAX - 1, u64::MAX), DropReason::SequenceInvalid);
+    assert_eq!(refused(u64::MAX, 3), DropReason::SequenceInvalid);
+    assert_eq!(refused(1, 1 << 40), DropReason::LengthMismatch);
+}
+
+#[test]
+fn a_full_window_declares_the_first_gap_and_goes_on() {
+    let config = ArbiterConfig { window_packets: 64, ..config() };
+    let mut world = World::new(config);
+    world.step("A1");
+    (0..64).for_each(|index| world.step(&format!("A{}", 3 + index)));
+    assert_eq!(world.said, " A1..2");
+    world.step("A67");
+    assert!(world.said.starts_with(" A1..2 gap:2..3 A3..4 "), "{}", world.said);
+    assert!(world.said.ends_with(" A66..67 A67..68"), "{}", world.said);
+    assert_eq!(world.arbiter.statistics().gaps_for_room, 1);
+    assert_eq!(world.arbiter.drops().get(DropReason::WindowFull), 0);
+}
+
+#[test]
+fn a_full_window_may_refuse_instead_and_asks_later() {
+    let recovery = RecoveryConfig { attempts_max: 100, ..recovery() };
+    let config =
+        ArbiterConfig { window_packets: 64, when_full: WhenFull::RefusePacket, recovery: Some(recovery), ..config() };
+    let mut world = World::new(config);
+    world.step("A1");
+    (0..64).for_each(|index| world.step(&format!("A{}", 3 + index)));
+    world.said.clear();
+    ["A67", "A68", "A66", "+20ms", "R2", "+20ms", "R67..69"].into_iter().for_each(|word| world.step(word));
+    let (head, tail) = world.said.split_at(world.said.find("R2").unwrap());
+    expect![" !window_full !window_full !duplicate ask:2..3 "].assert_eq(head);
+    assert!(tail.ends_with(" A66..67 ask:67..69 R67..69"), "{tail}");
+}
+
+#[test]
+fn who_was_first_is_judged_by_stamps_and_not_by_draining() {
+    let mut world = World::new(config());
+    // A had 1 before B, although B was drained first; B had 2..4 before A, in other packets.
+    ["B1@500", "A1@400", "B2@600", "B3@610", "A2..4@700"].into_iter().for_each(|word| world.step(word));
+    let (a, b) = (world.arbiter.line_statistics(Line::A), world.arbiter.line_statistics(Line::B));
+    assert_eq!((a.won_messages, a.duplicate_messages), (1, 2));
+    assert_eq!((b.won_messages, b.duplicate_messages), (2, 1));
+    assert_eq!((a.lead_ns.len(), a.lead_ns.max()), (1, 100));
+    assert_eq!((b.lead_ns.len(), b.lead_ns.min(), b.lead_ns.max()), (2, 90, 100));
+    assert_eq!((a.packets, b.packets), (2, 3));
+}
+
+#[test]
+fn leads_are_found_far_back_and_against_what_is_held() {
+    let mut world = World::new(config());
+    (1..=300).for_each(|sequence| world.step(&format!("A{sequence}@{sequence}")));
+    (1..=300).for_each(|sequence| world.step(&format!("B{sequence}@{}", sequence + 50)));
+    world.step("B7@3000");
+    world.step("A400@9000");
+    world.step("B400@9050");
+    let a = world.arbiter.line_statistics(Line::A);
+    assert_eq!((a.lead_ns.len(), a.lead_ns.min()), (302, 50));
+    assert_eq!(world.arbiter.line_statistics(Line::B).lead_unknown_messages, 0);
+}
+
+#[test]
+fn a_duplicate_too_old_to_compare_is_counted() {
+    let mut world = World::new(config());
+    (1..=1_000).for_each(|sequence| world.step(&format!("A{sequence}")));
+    world.step("B1");
+    let b = world.arbiter.line_statistics(Line::B);
+    assert_eq!((b.duplicate_messages, b.lead_unknown_messages), (1, 1));
+}
+
+#[test]
+fn a_silent_line_raises_its_alarm_once_and_its_next_packet_clears_it() {
+    let config = ArbiterConfig { line_silence_ns: Some(50_000_000), ..config() };
+    let mut world = World::new(config);
+    let silent = |world: &World| {
+        let line = |line| world.arbiter.line_statistics(line);
+        (line(Line::A).silent, line(Line::B).silent, line(Line::A).silences, line(Line::B).silences)
+    };
+    // The first packet starts the clock of the line that never spoke.
+    ["A1", "A=2", "+40ms", "A2"].into_iter().for_each(|word| world.step(word));
+    assert_eq!(silent(&world), (false, false, 0, 0));
+    world.step("+40ms");
+    assert_eq!(silent(&world), (false, true, 0, 1));
+    world.step("+100ms");
+    assert_eq!(silent(&world), (true, true, 1, 1));
+    assert_eq!(world.arbiter.next_deadline(), None);
+    world.step("B=3");
+    assert_eq!(silent(&world), (true, false, 1, 1));
+}
+
+#[test]
+fn states_follow_the_drawing() {
+    let mut world = World::new(ArbiterConfig { recovery: Some(recovery()), ..config() });
+    let mut states = vec![world.arbiter.state()];
+    for word in ["A1", "A3", "+20ms", "B2", "A9", "+60ms"] {
+        world.step(word);
+        states.push(world.arbiter.state());
+    }
+    use ChannelState::{Gap, Live, Recovering, Waiting};
+    assert_eq!(states, [Waiting, Live, Gap, Recovering, Live, Gap, Live]);
+}
+
+#[test]
+fn what_is_known_not_to_come_is_given_up_at_once() {
+    let mut arbiter = World::new(config());
+    ["session=1", "A10", "A20"].into_iter().for_each(|word| arbiter.step(word));
+    let mut said = Vec::new();
+    let mut tell = |delivery: Delivery<'_>| match delivery {
+        Delivery::Gap(gap) => said.push((gap.first().0, gap.next().0)),
+        Delivery::Packet { .. } => {}
+    };
+    arbiter.arbiter.give_up_before(Sequence(15), MonoNs(0), &mut tell);
+    arbiter.arbiter.give_up_before(Sequence(12), MonoNs(0), &mut tell);
+    assert_eq!(said, [(1, 10), (11, 15)]);
+    assert_eq!(arbiter.arbiter.expected(), Some(Sequence(15)));
+}
+
+#[test]
+fn configurations_out_of_range_are_refused() {
+    assert_eq!(ArbiterConfig::default().check(), Ok(()));
+    let refused = |config: ArbiterConfig| config.check().unwrap_err();
+    expect!["window_packets: 64 (one drain) to 32768"]
+        .assert_eq(refused(ArbiterConfig { window_packets: 63, ..Default::default() }));
+    expect!["lines: 1 to 7"].assert_eq(refused(ArbiterConfig { lines: 8, ..Default::default() }));
+}
