@@ -109,7 +109,7 @@ impl ArbiterConfig {
             ((1..=65_535).contains(&self.datagram_bytes_max), "datagram_bytes_max: 1 to 65535"),
             ((1..=1 << 62).contains(&self.messages_per_packet_max), "messages_per_packet_max: 1 to 2^62"),
             (self.gap_timeout_ns >= 1, "gap_timeout_ns: at least 1"),
-            (self.sequence_jump_max >= self.messages_per_packet_max, "sequence_jump_max: at least one packet"),
+            (self.sequence_jump_max >= 1, "sequence_jump_max: at least 1"),
             (self.line_silence_ns != Some(0), "line_silence_ns: at least 1"),
         ];
         rules.into_iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, rule)| Err(rule))

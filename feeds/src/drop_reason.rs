@@ -42,11 +42,17 @@ pub enum DropReason {
     InstrumentTableFull,
     /// Two symbols have the same number; the configuration has to settle it.
     InstrumentIdCollision,
+    /// Published under an epoch below the highest accepted: its sender no longer leads.
+    EpochStale,
+    /// An epoch too far above the highest accepted to be credible.
+    EpochJump,
+    /// Of a group or a channel that is not received here.
+    ChannelUnknown,
 }
 
 impl DropReason {
     /// All of them, in the order of their counters.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 22] = [
         Self::HeaderTruncated,
         Self::ProtocolMismatch,
         Self::LengthMismatch,
@@ -66,6 +72,9 @@ impl DropReason {
         Self::DatagramTruncated,
         Self::InstrumentTableFull,
         Self::InstrumentIdCollision,
+        Self::EpochStale,
+        Self::EpochJump,
+        Self::ChannelUnknown,
     ];
 
     /// Name of the counter.
@@ -91,6 +100,9 @@ impl DropReason {
             Self::DatagramTruncated => "datagram_truncated",
             Self::InstrumentTableFull => "instrument_table_full",
             Self::InstrumentIdCollision => "instrument_id_collision",
+            Self::EpochStale => "epoch_stale",
+            Self::EpochJump => "epoch_jump",
+            Self::ChannelUnknown => "channel_unknown",
         }
     }
 
