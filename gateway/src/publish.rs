@@ -1,1 +1,26 @@
-//! (to come)
+//! From frames to multicast: [`LogSink`] packs a channel's frames into entries of its publication log, [`Publisher`]
+//! sends entries as packets.
+//!
+//! ```text
+//!  frames → LogSink → publication log → Publisher → fence → kernel
+//!                                          cursor: one place in the log per output line
+//! ```
+//! A cursor is in one of three modes:
+//!
+//! | mode | when | what it does |
+//! | --- | --- | --- |
+//! | closed | the fence lets nothing through | nothing; the log grows without it |
+//! | tail | the fence has opened under a new epoch | a heartbeat, then what the log holds beyond the place last sent, flagged as retransmission and paced |
+//! | live | it has caught up | each entry once it is committed |
+//!
+//! The fence is asked with a fresh clock at each hand-over to the kernel. What the kernel refuses is counted and tried
+//! again from the cursor; nothing ever blocks or waits to be filled.
+
+mod packet;
+mod publisher;
+mod sink;
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;
+
+pub use publisher::{PublishCounts, PublishMode, Publisher, PublisherConfig};
+pub use sink::{LogSink, Numbering, SinkCounts};

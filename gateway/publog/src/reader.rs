@@ -66,6 +66,25 @@ impl Reader {
         }
     }
 
+    /// The entries ahead in the segment that [`Self::peek`] has gone to, without going on: [`Self::skip_to`] does.
+    #[inline]
+    pub fn ahead(&self) -> impl Iterator<Item = Entry<'_>> {
+        let segment = self.segment.as_ref();
+        let mut offset = self.offset;
+        std::iter::from_fn(move || match segment?.see(offset) {
+            Seen::Entry(entry) => {
+                offset = offset_of(entry.end);
+                Some(entry)
+            }
+            _ => None,
+        })
+    }
+
+    /// Goes to the end of an entry that [`Self::ahead`] gave. Other places are not gone to.
+    pub fn skip_to(&mut self, end: Position) {
+        while end.segment == self.position().segment && offset_of(end) > self.offset && self.next().is_some() {}
+    }
+
     /// Where it stands.
     #[must_use]
     pub fn position(&self) -> Position {

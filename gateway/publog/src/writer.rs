@@ -218,6 +218,12 @@ impl Writer {
         self.entry.is_some()
     }
 
+    /// Greatest payload of an entry.
+    #[must_use]
+    pub fn payload_bytes_max(&self) -> usize {
+        self.payload_bytes_max
+    }
+
     /// Bytes that the open entry can still take; 0 without one.
     #[inline]
     #[must_use]

@@ -1,0 +1,502 @@
+//! One channel's way out: cursor, fence, heartbeats.
+
+use std::path::PathBuf;
+
+use mdgw_feeds::{
+    identity::{ChannelId, Epoch, GroupId, Sequence, Session},
+    published::packet::PacketFlags,
+    time::{MonoNs, UnixNs},
+};
+use mdgw_publog::{Entry, LogError, Position, Reader, SessionBytes, Sought};
+
+use super::{
+    packet::packet_header,
+    sink::{LogSink, Numbering},
+};
+use crate::{
+    fence::Fence,
+    net::{
+        batch::{HEADER_BYTES, OutputIndex, PACKETS_MAX, SendBatch, SendBuffers},
+        handle_set::ThreadIo,
+    },
+    sys::clock::{WallFromMono, mono_now},
+};
+
+/// How a channel is published.
+#[derive(Clone, Debug)]
+pub struct PublisherConfig {
+    /// The group that the channel belongs to.
+    pub group: GroupId,
+    /// The channel.
+    pub channel: ChannelId,
+    /// Output lines that carry the same packets, 1 or 2; none: nothing is sent.
+    pub outputs: Vec<OutputIndex>,
+    /// After so long without a packet, a heartbeat goes out.
+    pub heartbeat_ns: u64,
+    /// Entries per second while working off what the gateway before had not sent: more than comes in, less than
+    /// overruns receivers.
+    pub tail_packets_per_s: u64,
+    /// A hand-over to the kernel that takes longer is counted: the time that the fence's margin allows for.
+    pub send_ns_max: u64,
+    /// Where the log's segments lie.
+    pub log_directory: PathBuf,
+}
+
+/// What a cursor does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PublishMode {
+    /// Nothing: the fence lets nothing through.
+    Closed,
+    /// Works off what had not been sent.
+    Tail,
+    /// Sends each entry as it comes.
+    Live,
+}
+
+/// What a [`Publisher`] counts. A packet that goes out on two lines counts twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PublishCounts {
+    /// Packets that the kernel took, heartbeats included.
+    pub packets: u64,
+    /// Packets among them that were sent while in [`PublishMode::Tail`].
+    pub tail_packets: u64,
+    /// Heartbeats among them.
+    pub heartbeats: u64,
+    /// Hand-overs that the kernel cut short: no room. Tried again.
+    pub refused: u64,
+    /// Hand-overs that failed otherwise. Tried again.
+    pub errors: u64,
+    /// Times the fence was found closed at a hand-over.
+    pub fenced: u64,
+    /// Openings of the fence.
+    pub openings: u64,
+    /// Hand-overs that took longer than they may.
+    pub slow_sends: u64,
+    /// Times a line was so far behind that the log's memory for it was gone: it went on with the oldest there.
+    pub overruns: u64,
+    /// Trouble with reading the log for the tail, which then began later.
+    pub log_failures: u64,
+}
+
+/// Sends one channel's log. Driven by whoever holds the channel's claim: nobody else moves the cursor.
+#[derive(Debug)]
+pub struct Publisher {
+    config: PublisherConfig,
+    lines: Vec<LineCursor>,
+    mode: PublishMode,
+    /// Under which the last packet went out.
+    epoch: Epoch,
+    tail: Option<Tail>,
+    /// Where an opening begins; else where the lines are.
+    start: Option<Position>,
+    heartbeat_at: MonoNs,
+    retry_at: Option<MonoNs>,
+    wall: WallFromMono,
+    counts: PublishCounts,
+}
+
+#[derive(Debug)]
+struct LineCursor {
+    output: OutputIndex,
+    at: Position,
+}
+
+#[derive(Debug)]
+struct Tail {
+    reader: Reader,
+    /// Where the log ended when the fence opened.
+    until: Position,
+    due: MonoNs,
+}
+
+/// Where in the log a packet says the channel stands.
+#[derive(Clone, Copy, Debug)]
+struct Standing {
+    session: SessionBytes,
+    next: u64,
+    has_ended: bool,
+}
+
+impl Publisher {
+    /// Begins at the end of the log: what an earlier run left there has been sent, or is for
+    /// [`start_from`](Self::start_from) to name.
+    ///
+    /// # Panics
+    /// With more than four outputs.
+    #[must_use]
+    pub fn new(config: PublisherConfig, log: &LogSink) -> Self {
+        assert!(config.outputs.len() <= LINES_MAX);
+        let at = log.writer().end();
+        let lines = config.outputs.iter().map(|output| LineCursor { output: *output, at }).collect();
+        Self {
+            config,
+            lines,
+            mode: PublishMode::Closed,
+            epoch: Epoch::default(),
+            tail: None,
+            start: None,
+            heartbeat_at: mono_now(),
+            retry_at: None,
+            wall: WallFromMono::new(),
+            counts: PublishCounts::default(),
+        }
+    }
+
+    /// What the next opening begins with: the first entry that settles `sequence` or something after it, as heard from
+    /// the gateway that led before. Takes effect while closed. Makes system calls.
+    ///
+    /// # Errors
+    /// When the log can't be read.
+    pub fn start_from(&mut self, session: Session, sequence: Sequence) -> Result<Sought, LogError> {
+        let mut reader = Reader::open(&self.config.log_directory, self.config.channel.0)?;
+        let sought = reader.seek(session.to_bytes(), sequence.0)?;
+        self.start = Some(reader.position());
+        Ok(sought)
+    }
+
+    /// Sends what is due, until it is all handed over, or the kernel or the fence takes no more. The time of the last
+    /// hand-over, if there was one.
+    #[inline]
+    pub fn send_from<I: ThreadIo>(
+        &mut self,
+        log: &mut LogSink,
+        fence: &Fence,
+        buffers: &mut SendBuffers,
+        io: &mut I,
+    ) -> Option<MonoNs> {
+        self.retry_at = None;
+        let mut handed_over = None;
+        let mut stuck = [false; LINES_MAX];
+        while !self.lines.is_empty() {
+            let now = mono_now();
+            let Some(epoch) = fence.pass(now) else {
+                self.close();
+                break;
+            };
+            if self.mode == PublishMode::Closed || epoch != self.epoch {
+                self.open(epoch, log, now);
+                self.hand_over_heartbeat(log, now, buffers, io);
+                continue;
+            }
+            let progress = match self.mode {
+                PublishMode::Tail => self.send_tail(log, now, buffers, io),
+                _ => self.send_live(log, now, buffers, io, &mut stuck),
+            };
+            match progress {
+                Progress::Nothing => break,
+                Progress::Sent(at) => handed_over = Some(at),
+                Progress::Again => {}
+            }
+        }
+        handed_over
+    }
+
+    /// When [`Self::on_deadline`] wants to be called.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<MonoNs> {
+        let tail = self.tail.as_ref().map(|tail| tail.due);
+        let heartbeat = (!self.lines.is_empty()).then_some(self.heartbeat_at);
+        [heartbeat, self.retry_at, tail].into_iter().flatten().min()
+    }
+
+    /// Time has passed: a heartbeat, the next portion of the tail or another try may be due. While the fence is closed
+    /// this is where its opening is noticed at the latest.
+    pub fn on_deadline<I: ThreadIo>(
+        &mut self,
+        now: MonoNs,
+        log: &mut LogSink,
+        fence: &Fence,
+        buffers: &mut SendBuffers,
+        io: &mut I,
+    ) {
+        let is_due = now >= self.heartbeat_at;
+        if is_due {
+            self.heartbeat_at = now.plus(self.config.heartbeat_ns);
+            log.begin(self.wall.at(now));
+            log.settle();
+        }
+        let before = self.counts.packets;
+        self.send_from(log, fence, buffers, io);
+        if is_due && self.counts.packets == before && self.mode != PublishMode::Closed {
+            let now = mono_now();
+            if fence.pass(now) == Some(self.epoch) {
+                self.hand_over_heartbeat(log, now, buffers, io);
+            }
+        }
+    }
+
+    /// What the cursor does.
+    #[must_use]
+    pub fn mode(&self) -> PublishMode {
+        self.mode
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn counts(&self) -> &PublishCounts {
+        &self.counts
+    }
+
+    fn close(&mut self) {
+        if self.mode != PublishMode::Closed {
+            self.counts.fenced += 1;
+            // The lines are where the tail was, so the next opening goes on there.
+            self.mode = PublishMode::Closed;
+            self.tail = None;
+        }
+    }
+
+    /// Every opening is a takeover, from the place last sent.
+    #[cold]
+    fn open(&mut self, epoch: Epoch, log: &LogSink, now: MonoNs) {
+        self.counts.openings += 1;
+        self.epoch = epoch;
+        let until = log.writer().end();
+        let sent = self.lines.iter().map(|line| line.at).min();
+        let start = self.start.take().or(sent).filter(|start| *start < until);
+        let reader = start.and_then(|start| self.read_from(start));
+        if let Some(reader) = reader {
+            self.mode = PublishMode::Tail;
+            self.tail = Some(Tail { reader, until, due: now });
+        } else {
+            self.go_live(start.unwrap_or(until), log);
+        }
+    }
+
+    /// A reader at `start`, or at the oldest entry if that is gone; `None` if the log's files do not have the place.
+    fn read_from(&mut self, start: Position) -> Option<Reader> {
+        let reader = Reader::open(&self.config.log_directory, self.config.channel.0).and_then(|mut reader| {
+            let is_there = reader.seek_position(start)? || reader.position() > start;
+            Ok(is_there.then_some(reader))
+        });
+        self.counts.log_failures += u64::from(reader.is_err());
+        reader.ok().flatten()
+    }
+
+    fn go_live(&mut self, from: Position, log: &LogSink) {
+        self.mode = PublishMode::Live;
+        self.tail = None;
+        let is_known = log.writer().pending(from).is_some();
+        self.counts.overruns += u64::from(!is_known);
+        for line in &mut self.lines {
+            line.at = if is_known { from } else { log.writer().oldest_pending() };
+        }
+    }
+
+    /// One portion of the tail. The lines go together, so when one is cut short the others repeat some packets, which
+    /// receivers drop.
+    #[cold]
+    fn send_tail<I: ThreadIo>(
+        &mut self,
+        log: &mut LogSink,
+        now: MonoNs,
+        buffers: &mut SendBuffers,
+        io: &mut I,
+    ) -> Progress {
+        let Some(tail) = self.tail.as_mut().filter(|tail| tail.due <= now) else { return Progress::Nothing };
+        let is_through = tail.reader.peek().is_none_or(|entry| entry.position >= tail.until);
+        if is_through {
+            // From here on the writer's own memory has it.
+            let at = tail.reader.position();
+            self.go_live(at, log);
+            return Progress::Again;
+        }
+        let headers = HeaderMaker { config: &self.config, epoch: self.epoch, send_time: self.wall.at(now) };
+        let portion = (PACKETS_MAX / self.lines.len()).min(TAIL_PORTION_PACKETS);
+        let mut batch = buffers.begin();
+        let mut count = 0;
+        for line in &self.lines {
+            let entries = tail.reader.ahead().take(portion).take_while(|entry| entry.position < tail.until);
+            count = fill(&mut batch, entries, &headers, PacketFlags::RETRANSMISSION, line.output);
+        }
+        let HandedOver { taken, at, .. } = hand_over(&batch, now, io, &self.config, &mut self.counts);
+        // The last line was served last, so it has the least.
+        let whole = taken.saturating_sub(count * (self.lines.len() - 1));
+        if let Some(last) = whole.checked_sub(1).and_then(|index| tail.reader.ahead().nth(index)) {
+            let end = last.end;
+            tail.reader.skip_to(end);
+        }
+        for line in &mut self.lines {
+            line.at = tail.reader.position();
+        }
+        let portion_ns = (whole.max(1) as u64).saturating_mul(NS_PER_S) / self.config.tail_packets_per_s.max(1);
+        tail.due = now.plus(portion_ns);
+        self.counts.tail_packets += taken as u64;
+        self.heartbeat_at = at.plus(self.config.heartbeat_ns);
+        Progress::Sent(at)
+    }
+
+    #[inline]
+    fn send_live<I: ThreadIo>(
+        &mut self,
+        log: &mut LogSink,
+        now: MonoNs,
+        buffers: &mut SendBuffers,
+        io: &mut I,
+        stuck: &mut [bool; LINES_MAX],
+    ) -> Progress {
+        let writer = log.writer();
+        let headers = HeaderMaker { config: &self.config, epoch: self.epoch, send_time: self.wall.at(now) };
+        let portion = PACKETS_MAX / self.lines.len();
+        let mut runs = [0; LINES_MAX];
+        let mut batch = buffers.begin();
+        for ((line, run), _) in self.lines.iter_mut().zip(&mut runs).zip(&*stuck).filter(|(_, stuck)| !**stuck) {
+            if writer.pending(line.at).is_none() {
+                self.counts.overruns += 1;
+                line.at = writer.oldest_pending();
+            }
+            if let Some(pending) = writer.pending(line.at) {
+                *run = fill(&mut batch, pending.take(portion), &headers, PacketFlags::default(), line.output);
+            }
+        }
+        if batch.is_empty() {
+            return Progress::Nothing;
+        }
+        let HandedOver { mut taken, at, is_short } = hand_over(&batch, now, io, &self.config, &mut self.counts);
+        let mut found_stuck = false;
+        for ((line, run), stuck) in self.lines.iter_mut().zip(runs).zip(stuck) {
+            let sent = run.min(taken);
+            taken -= sent;
+            if let Some(mut pending) = writer.pending(line.at) {
+                pending.by_ref().take(sent).for_each(drop);
+                line.at = pending.position();
+            }
+            if is_short && sent < run && !found_stuck {
+                // The hand-over ended at this line; the others get another try without it.
+                (found_stuck, *stuck) = (true, true);
+            }
+        }
+        if found_stuck {
+            self.retry_at = Some(at.plus(RETRY_NS));
+        }
+        self.heartbeat_at = at.plus(self.config.heartbeat_ns);
+        if let Some(sent) = self.lines.iter().map(|line| line.at).min() {
+            log.writer_mut().release_before(sent);
+        }
+        Progress::Sent(at)
+    }
+
+    /// Says under which epoch and how far the channel has been sent. Not tried again: the next one is due soon.
+    fn hand_over_heartbeat<I: ThreadIo>(&mut self, log: &LogSink, now: MonoNs, buffers: &mut SendBuffers, io: &mut I) {
+        let Some(standing) = self.standing(log) else { return };
+        let headers = HeaderMaker { config: &self.config, epoch: self.epoch, send_time: self.wall.at(now) };
+        let header = headers.of_standing(&standing);
+        let mut batch = buffers.begin();
+        for line in &self.lines {
+            // At most LINES_MAX packets: there is room.
+            _ = batch.push(&header, &[], line.output);
+        }
+        let HandedOver { taken, at, .. } = hand_over(&batch, now, io, &self.config, &mut self.counts);
+        self.counts.heartbeats += taken as u64;
+        self.heartbeat_at = at.plus(self.config.heartbeat_ns);
+    }
+
+    /// `None` before the first session, and while packets that say more wait to be tried again.
+    fn standing(&mut self, log: &LogSink) -> Option<Standing> {
+        if let Some(tail) = self.tail.as_mut() {
+            let entry = tail.reader.peek()?;
+            return Some(Standing { session: entry.session, next: entry.first, has_ended: false });
+        }
+        let all_sent = |line: &LineCursor| log.writer().pending(line.at).is_some_and(|mut rest| rest.next().is_none());
+        let numbering = log.numbering().filter(|_| self.lines.iter().all(all_sent))?;
+        let Numbering { session, committed, has_ended, .. } = *numbering;
+        Some(Standing { session, next: committed.0, has_ended })
+    }
+}
+
+/// What one round of sending came to.
+enum Progress {
+    /// There is nothing more to send now.
+    Nothing,
+    /// Something was handed over, at this time.
+    Sent(MonoNs),
+    /// The mode has changed.
+    Again,
+}
+
+struct HandedOver {
+    taken: usize,
+    at: MonoNs,
+    is_short: bool,
+}
+
+/// Makes headers of one batch.
+struct HeaderMaker<'a> {
+    config: &'a PublisherConfig,
+    epoch: Epoch,
+    send_time: UnixNs,
+}
+
+impl HeaderMaker<'_> {
+    #[inline]
+    fn of_entry(&self, entry: &Entry<'_>, flags: PacketFlags) -> [u8; HEADER_BYTES] {
+        packet_header(self.config.group, self.config.channel, self.epoch, self.send_time, entry, flags)
+    }
+
+    fn of_standing(&self, standing: &Standing) -> [u8; HEADER_BYTES] {
+        let flags = if standing.has_ended { PacketFlags::END_OF_SESSION } else { PacketFlags::default() };
+        let entry = Entry {
+            position: Position::default(),
+            end: Position::default(),
+            number: 0,
+            session: standing.session,
+            first: standing.next,
+            next: standing.next,
+            ts_commit: 0,
+            frame_count: 0,
+            flags: PacketFlags::HEARTBEAT.0.into(),
+            payload: &[],
+        };
+        self.of_entry(&entry, flags)
+    }
+}
+
+#[inline]
+fn fill<'a>(
+    batch: &mut SendBatch<'a>,
+    entries: impl Iterator<Item = Entry<'a>>,
+    headers: &HeaderMaker<'_>,
+    flags: PacketFlags,
+    output: OutputIndex,
+) -> usize {
+    let mut count = 0;
+    for entry in entries {
+        if batch.push(&headers.of_entry(&entry, flags), entry.payload, output).is_err() {
+            break;
+        }
+        count += 1;
+    }
+    count
+}
+
+#[inline]
+fn hand_over<I: ThreadIo>(
+    batch: &SendBatch<'_>,
+    now: MonoNs,
+    io: &mut I,
+    config: &PublisherConfig,
+    counts: &mut PublishCounts,
+) -> HandedOver {
+    let taken = match io.send(batch) {
+        Ok(taken) => {
+            counts.refused += u64::from(taken < batch.len());
+            taken
+        }
+        Err(_) => {
+            counts.errors += 1;
+            0
+        }
+    };
+    let at = mono_now();
+    counts.packets += taken as u64;
+    counts.slow_sends += u64::from(at.since(now) > config.send_ns_max);
+    HandedOver { taken, at, is_short: taken < batch.len() }
+}
+
+/// A gateway's output lines: two, and room for a third while they are moved.
+const LINES_MAX: usize = 4;
+/// How soon the kernel is asked again that refused a packet: some ten packets' time on a 1 Gbit/s wire.
+const RETRY_NS: u64 = 100_000;
+/// So many, then other channels have their turn.
+const TAIL_PORTION_PACKETS: usize = 32;
+const NS_PER_S: u64 = 1_000_000_000;

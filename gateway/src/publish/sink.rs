@@ -1,0 +1,464 @@
+//! Frames into log entries: each entry is the body of one published packet.
+
+use mdgw_feeds::{
+    frame::{FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameMeta, FrameSink},
+    identity::{Sequence, Session},
+    published::packet::PacketFlags,
+    time::UnixNs,
+};
+use mdgw_publog::{SessionBytes, Writer};
+use zerocopy::IntoBytes;
+
+/// A channel's frames on their way into its publication log.
+///
+/// Frames that fit are packed together until [`Self::flush`], which ends what one datagram brought: nothing ever waits
+/// to be filled. The ranges of entries follow each other without a hole within a session. Messages that produced no
+/// frame extend the range of the next entry, or of the one that [`Self::settle`] makes.
+#[derive(Debug)]
+pub struct LogSink {
+    writer: Writer,
+    numbering: Option<Numbering>,
+    /// Frames in the open entry.
+    frame_count: u16,
+    now: UnixNs,
+    counts: SinkCounts,
+}
+
+/// Where the stream stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbering {
+    /// The present session, as in packets.
+    pub session: SessionBytes,
+    /// First sequence that no committed entry settles.
+    pub committed: Sequence,
+    /// First sequence that has not been handled.
+    pub settled: Sequence,
+    /// Whether the venue has ended the session.
+    pub has_ended: bool,
+}
+
+/// What a [`LogSink`] counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SinkCounts {
+    /// Frames written, parts of a message counted once.
+    pub frames: u64,
+    /// Records in them.
+    pub records: u64,
+    /// Messages that were cut into parts.
+    pub cut: u64,
+    /// Entries without a frame: ranges in which nothing was produced.
+    pub empty: u64,
+    /// Frames that could not be written: no session had begun, or a body that neither fits nor can be cut.
+    pub refused: u64,
+}
+
+impl LogSink {
+    /// Writes to that log.
+    #[must_use]
+    pub fn new(writer: Writer) -> Self {
+        Self { writer, numbering: None, frame_count: 0, now: UnixNs(0), counts: SinkCounts::default() }
+    }
+
+    /// A datagram, a deadline or whatever else begins to be handled, at `now`: entries get that time.
+    #[inline]
+    pub fn begin(&mut self, now: UnixNs) {
+        self.now = now;
+    }
+
+    /// Commits what has been written: readers and the publisher see it.
+    #[inline]
+    pub fn flush(&mut self) {
+        if let Some(numbering) = self.numbering
+            && self.frame_count > 0
+        {
+            self.commit(numbering.settled, PacketFlags::default());
+        }
+    }
+
+    /// Commits what has been written, and an entry without frames if there are settled sequences that no entry covers:
+    /// what a heartbeat is due for. Whether there was anything.
+    pub fn settle(&mut self) -> bool {
+        self.flush();
+        match self.numbering {
+            Some(numbering) if numbering.settled > numbering.committed => {
+                self.commit_empty(numbering.settled, PacketFlags::HEARTBEAT);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Where the stream stands, once a session has begun.
+    #[must_use]
+    pub fn numbering(&self) -> Option<&Numbering> {
+        self.numbering.as_ref()
+    }
+
+    /// The log.
+    #[must_use]
+    pub fn writer(&self) -> &Writer {
+        &self.writer
+    }
+
+    /// The log, to release what was sent.
+    pub(super) fn writer_mut(&mut self) -> &mut Writer {
+        &mut self.writer
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn counts(&self) -> &SinkCounts {
+        &self.counts
+    }
+
+    /// Appends one whole frame, in a new entry if the open one has no room. `false` if no entry has room.
+    fn append(&mut self, header: &FrameHeader, body: &[u8]) -> bool {
+        let Some(numbering) = self.numbering else { return false };
+        let frame_bytes = FRAME_HEADER_BYTES + body.len();
+        if self.writer.room() < frame_bytes {
+            self.flush();
+        }
+        if !self.writer.is_begun() {
+            // `flush` may have moved it.
+            let first = self.numbering.map_or(numbering.committed, |numbering| numbering.committed);
+            self.writer.begin(numbering.session, first.0);
+        }
+        if self.writer.room() < frame_bytes {
+            return false;
+        }
+        self.frame_count += 1;
+        self.writer.append(header.as_bytes()) && self.writer.append(body)
+    }
+
+    /// Cuts a message's body at record borders; each part is alone in its packet. Only the last settles the
+    /// message; the first settles what came before it.
+    #[cold]
+    fn append_parts(&mut self, meta: &FrameMeta, body: &[u8]) -> bool {
+        self.flush();
+        let part_bytes_max = self.part_bytes_max();
+        let mut rest = body;
+        let mut part = 0_u16;
+        while let Some((cut, record_count)) = records_up_to(rest, part_bytes_max) {
+            let (this, behind) = rest.split_at(cut);
+            let is_last = behind.is_empty();
+            let mut flags = meta.flags;
+            if part == 0 {
+                flags = flags.with(FrameFlags::FIRST_PART);
+            }
+            if is_last {
+                flags = flags.with(FrameFlags::LAST_PART);
+            }
+            if !self.append(&header(meta, record_count, this.len(), flags, part), this) {
+                return false;
+            }
+            self.commit(if is_last { meta.next } else { meta.sequence }, PacketFlags::default());
+            if is_last {
+                self.counts.cut += 1;
+                return true;
+            }
+            part = part.saturating_add(1);
+            rest = behind;
+        }
+        false
+    }
+
+    fn part_bytes_max(&self) -> usize {
+        self.writer.payload_bytes_max().saturating_sub(FRAME_HEADER_BYTES)
+    }
+
+    #[inline]
+    fn commit(&mut self, next: Sequence, flags: PacketFlags) {
+        let Some(numbering) = self.numbering.as_mut() else { return };
+        numbering.settled = numbering.settled.max(next);
+        numbering.committed = numbering.committed.max(next);
+        self.writer.commit(numbering.committed.0, self.frame_count, flags.0.into(), self.now.0);
+        self.frame_count = 0;
+    }
+
+    fn commit_empty(&mut self, next: Sequence, flags: PacketFlags) {
+        if let Some(numbering) = self.numbering {
+            self.writer.begin(numbering.session, numbering.committed.0);
+            self.commit(next, flags);
+            self.counts.empty += 1;
+        }
+    }
+}
+
+impl FrameSink for LogSink {
+    #[inline]
+    fn frame(&mut self, meta: &FrameMeta, record_count: u16, body: &[u8]) {
+        let written = if body.len() <= self.part_bytes_max() {
+            let flags = meta.flags.with(FrameFlags::FIRST_PART).with(FrameFlags::LAST_PART);
+            self.append(&header(meta, record_count, body.len(), flags, 0), body)
+        } else {
+            self.append_parts(meta, body)
+        };
+        self.counts.frames += u64::from(written);
+        self.counts.records += if written { record_count.into() } else { 0 };
+        self.counts.refused += u64::from(!written);
+        self.settled(meta.next);
+    }
+
+    #[inline]
+    fn settled(&mut self, next: Sequence) {
+        if let Some(numbering) = self.numbering.as_mut() {
+            numbering.settled = numbering.settled.max(next);
+        }
+    }
+
+    fn session(&mut self, session: Session, next: Sequence) {
+        self.settle();
+        self.numbering =
+            Some(Numbering { session: session.to_bytes(), committed: next, settled: next, has_ended: false });
+    }
+
+    fn end_of_session(&mut self) {
+        self.flush();
+        if let Some(numbering) = self.numbering.as_mut().filter(|numbering| !numbering.has_ended) {
+            numbering.has_ended = true;
+            let settled = numbering.settled;
+            self.commit_empty(settled, PacketFlags::HEARTBEAT.with(PacketFlags::END_OF_SESSION));
+        }
+    }
+}
+
+fn header(meta: &FrameMeta, record_count: u16, body_bytes: usize, flags: FrameFlags, part: u16) -> FrameHeader {
+    FrameHeader {
+        sequence: meta.sequence.0.into(),
+        ts_recv: meta.ts_recv.into(),
+        ts_in_delta_ns: meta.ts_in_delta_ns.into(),
+        // A body that fits a packet fits; one that doesn't is refused where it is appended.
+        body_bytes: u16::try_from(body_bytes).unwrap_or(u16::MAX).into(),
+        record_count: record_count.into(),
+        kind: meta.kind as u8,
+        flags: flags.0,
+        part: part.into(),
+        reserved: 0.into(),
+    }
+}
+
+/// How many bytes and records at the front of `body` fit `bytes_max`; `None` if not even one does.
+///
+/// The first byte of a DBN record is its length in units of four bytes.
+fn records_up_to(body: &[u8], bytes_max: usize) -> Option<(usize, u16)> {
+    let (mut cut, mut count) = (0, 0);
+    while let Some(length) = body.get(cut) {
+        let end = cut + 4 * usize::from(*length);
+        if end == cut || end > bytes_max || end > body.len() {
+            break;
+        }
+        (cut, count) = (end, count + 1);
+    }
+    (count > 0).then_some((cut, count))
+}
+
+#[cfg(test)]
+mod tests {
+    use mdgw_feeds::{frame::FrameKind, identity::Feed, time::TradingDate};
+    use mdgw_publog::{LogOptions, Opened, Reader};
+    use zerocopy::FromBytes;
+
+    use super::*;
+
+    const NOW: UnixNs = UnixNs(1_700_000_000_000_000_000);
+
+    struct World {
+        directory: tempfile::TempDir,
+        sink: LogSink,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let options = LogOptions {
+                segment_bytes: 256 << 10,
+                private_bytes: 64 << 10,
+                ..LogOptions::new(directory.path(), 1)
+            };
+            let Opened { writer, .. } = mdgw_publog::open(options, NOW.0).unwrap();
+            let mut sink = LogSink::new(writer);
+            sink.begin(NOW);
+            Self { directory, sink }
+        }
+
+        /// Each entry as `#restart [first,next) flags: frames`; a frame as `sequence.part+records` and `(`, `)` where it
+        /// begins or ends its message.
+        fn entries(&self) -> Vec<String> {
+            let mut reader = Reader::open(self.directory.path(), 1).unwrap();
+            let mut lines = Vec::new();
+            while let Some(entry) = reader.next() {
+                let mut text = format!(
+                    "#{} [{},{}) {}:",
+                    Session::from_bytes(entry.session).unwrap().restart,
+                    entry.first,
+                    entry.next,
+                    entry.flags
+                );
+                let mut rest = entry.payload;
+                let mut frames = 0;
+                while let Ok((header, behind)) = FrameHeader::read_from_prefix(rest) {
+                    rest = &behind[header.body_bytes.get().into()..];
+                    frames += 1;
+                    let flags = FrameFlags(header.flags);
+                    let open = if flags.contains(FrameFlags::FIRST_PART) { "(" } else { "" };
+                    let close = if flags.contains(FrameFlags::LAST_PART) { ")" } else { "" };
+                    let (sequence, part, records) = (header.sequence, header.part, header.record_count);
+                    text += &format!(" {open}{sequence}.{part}+{records}{close}");
+                }
+                assert!(rest.is_empty() && frames == entry.frame_count);
+                assert!(entry.payload.len() <= 1_408);
+                lines.push(text);
+            }
+            lines
+        }
+    }
+
+    fn session(restart: u32) -> Session {
+        Session { feed: Feed::IexTops, date: TradingDate::from_yyyymmdd(20_230_822).unwrap(), restart }
+    }
+
+    fn message(sequence: u64) -> FrameMeta {
+        FrameMeta {
+            sequence: Sequence(sequence),
+            next: Sequence(sequence + 1),
+            kind: FrameKind::Message,
+            flags: FrameFlags::default(),
+            ts_recv: NOW.0,
+            ts_in_delta_ns: 5,
+        }
+    }
+
+    /// That many records of that many bytes.
+    fn records(count: usize, bytes: usize) -> Vec<u8> {
+        let mut record = vec![0; bytes];
+        record[0] = u8::try_from(bytes / 4).unwrap();
+        record.repeat(count)
+    }
+
+    #[test]
+    fn what_one_datagram_brought_is_one_entry_and_silent_messages_extend_the_next() {
+        let mut world = World::new();
+        let sink = &mut world.sink;
+        sink.session(session(0), Sequence(1));
+        sink.settled(Sequence(3));
+        sink.frame(&message(3), 1, &records(1, 80));
+        sink.settled(Sequence(5));
+        sink.frame(&message(5), 2, &records(2, 80));
+        sink.flush();
+        sink.settled(Sequence(9));
+        sink.flush();
+        sink.frame(&message(9), 1, &records(1, 80));
+        sink.flush();
+        sink.flush();
+        assert_eq!(world.entries(), ["#0 [1,6) 0: (3.0+1) (5.0+2)", "#0 [6,10) 0: (9.0+1)"]);
+    }
+
+    #[test]
+    fn a_frame_that_does_not_fit_begins_the_next_entry() {
+        let mut world = World::new();
+        let sink = &mut world.sink;
+        sink.session(session(0), Sequence(1));
+        // 32 + 560 bytes: two to an entry.
+        for sequence in 1..=5 {
+            sink.frame(&message(sequence), 1, &records(1, 560));
+        }
+        sink.flush();
+        assert_eq!(
+            world.entries(),
+            ["#0 [1,3) 0: (1.0+1) (2.0+1)", "#0 [3,5) 0: (3.0+1) (4.0+1)", "#0 [5,6) 0: (5.0+1)"]
+        );
+    }
+
+    #[test]
+    fn a_message_larger_than_a_packet_is_cut_at_record_borders_and_settled_by_its_last_part() {
+        let mut world = World::new();
+        let sink = &mut world.sink;
+        sink.session(session(0), Sequence(1));
+        sink.frame(&message(1), 1, &records(1, 80));
+        sink.settled(Sequence(4));
+        // Three of 368 bytes to a part.
+        sink.frame(&message(4), 8, &records(8, 368));
+        sink.frame(&message(5), 1, &records(1, 80));
+        sink.flush();
+        assert_eq!(
+            world.entries(),
+            [
+                "#0 [1,4) 0: (1.0+1)",
+                "#0 [4,4) 0: (4.0+3",
+                "#0 [4,4) 0: 4.1+3",
+                "#0 [4,5) 0: 4.2+2)",
+                "#0 [5,6) 0: (5.0+1)"
+            ]
+        );
+        assert_eq!(world.sink.counts().cut, 1);
+    }
+
+    #[test]
+    fn silent_messages_before_a_cut_one_are_settled_by_its_first_part() {
+        let mut world = World::new();
+        let sink = &mut world.sink;
+        sink.session(session(0), Sequence(1));
+        sink.settled(Sequence(7));
+        sink.frame(&message(7), 4, &records(4, 368));
+        assert_eq!(world.entries(), ["#0 [1,7) 0: (7.0+3", "#0 [7,8) 0: 7.1+1)"]);
+    }
+
+    #[test]
+    fn gaps_settle_their_range_and_state_frames_nothing() {
+        let mut world = World::new();
+        let sink = &mut world.sink;
+        sink.session(session(0), Sequence(10));
+        let gap = FrameMeta { next: Sequence(15), kind: FrameKind::Gap, ..message(10) };
+        sink.frame(&gap, 0, &[0; 16]);
+        let state = FrameMeta { next: Sequence(15), kind: FrameKind::State, ..message(15) };
+        sink.frame(&state, 0, &[0; 8]);
+        sink.flush();
+        sink.frame(&state, 0, &[0; 8]);
+        sink.flush();
+        assert_eq!(world.entries(), ["#0 [10,15) 0: (10.0+0) (15.0+0)", "#0 [15,15) 0: (15.0+0)"]);
+    }
+
+    #[test]
+    fn heartbeats_settle_what_nothing_else_did() {
+        let mut world = World::new();
+        let sink = &mut world.sink;
+        assert!(!sink.settle());
+        sink.session(session(0), Sequence(1));
+        assert!(!sink.settle());
+        sink.settled(Sequence(40));
+        assert!(sink.settle());
+        assert!(!sink.settle());
+        assert_eq!(world.entries(), ["#0 [1,40) 1:"]);
+    }
+
+    #[test]
+    fn a_session_is_settled_before_the_next_begins_and_ends_once() {
+        let mut world = World::new();
+        let sink = &mut world.sink;
+        sink.session(session(0), Sequence(1));
+        sink.frame(&message(1), 1, &records(1, 80));
+        sink.settled(Sequence(4));
+        sink.session(session(1), Sequence(1));
+        sink.frame(&message(1), 1, &records(1, 80));
+        sink.settled(Sequence(3));
+        sink.end_of_session();
+        sink.end_of_session();
+        sink.session(session(2), Sequence(1));
+        sink.settled(Sequence(2));
+        sink.end_of_session();
+        assert_eq!(world.entries(), ["#0 [1,4) 0: (1.0+1)", "#1 [1,3) 0: (1.0+1)", "#1 [3,3) 9:", "#2 [1,2) 9:"]);
+    }
+
+    #[test]
+    fn what_can_be_neither_fitted_nor_cut_is_counted_and_leaves_the_stream_whole() {
+        let mut world = World::new();
+        let sink = &mut world.sink;
+        sink.frame(&message(1), 1, &records(1, 80));
+        sink.session(session(0), Sequence(1));
+        sink.frame(&message(1), 1, &[0; 2_000]);
+        sink.frame(&message(2), 1, &records(1, 80));
+        sink.flush();
+        assert_eq!(world.entries(), ["#0 [1,3) 0: (2.0+1)"]);
+        assert_eq!(world.sink.counts().refused, 2);
+    }
+}

@@ -1,0 +1,399 @@
+//! From frames to datagrams, over loopback.
+
+use std::{
+    io,
+    net::{SocketAddr, UdpSocket},
+    sync::Arc,
+};
+
+use mdgw_feeds::{
+    frame::{FrameFlags, FrameKind, FrameMeta, FrameSink},
+    identity::{ChannelId, Epoch, Feed, GroupId, Line, Sequence, Session},
+    published::packet::{PacketFlags, parse_packet},
+    time::{MonoNs, TradingDate, UnixNs},
+};
+use mdgw_publog::{Keeper, LogOptions, Opened, Sought};
+
+use super::*;
+use crate::{
+    fence::Fence,
+    net::{
+        batch::{Output, OutputIndex, Outputs, ReceiveBatch, SendBatch, SendBuffers},
+        epoll::{EpollIo, EpollSet},
+        handle_set::{Event, Handle, HandleSet, LineSet, ThreadIo, Wait},
+    },
+    sys::clock::mono_now,
+};
+
+/// An I/O that sends for real but can be made to refuse.
+struct TestIo {
+    inner: EpollIo,
+    /// Hand-overs to refuse.
+    refuse: usize,
+    /// Called after each hand-over.
+    after: Option<Box<dyn FnMut()>>,
+}
+
+impl ThreadIo for TestIo {
+    fn wait(&mut self, wait: Wait, room: usize, events: &mut Vec<Event>) -> io::Result<()> {
+        self.inner.wait(wait, room, events)
+    }
+
+    fn release_wait(&mut self) -> io::Result<()> {
+        self.inner.release_wait()
+    }
+
+    fn receive(&mut self, sockets: &[(Line, i32)], batch: &mut ReceiveBatch) -> io::Result<LineSet> {
+        self.inner.receive(sockets, batch)
+    }
+
+    fn lent(&mut self, handle: Handle, batch: &mut ReceiveBatch) {
+        self.inner.lent(handle, batch);
+    }
+
+    fn send(&mut self, packets: &SendBatch<'_>) -> io::Result<usize> {
+        if self.refuse > 0 {
+            self.refuse -= 1;
+            return Ok(0);
+        }
+        let taken = self.inner.send(packets);
+        if let Some(after) = self.after.as_mut() {
+            after();
+        }
+        taken
+    }
+}
+
+struct World {
+    _directory: tempfile::TempDir,
+    log: LogSink,
+    keeper: Keeper,
+    publisher: Publisher,
+    buffers: SendBuffers,
+    io: TestIo,
+    receivers: Vec<UdpSocket>,
+}
+
+/// What a test wants different.
+struct Setup {
+    lines: usize,
+    broken_line: Option<usize>,
+    tail_packets_per_s: u64,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self { lines: 1, broken_line: None, tail_packets_per_s: 1_000_000_000_000 }
+    }
+}
+
+impl World {
+    fn new(setup: &Setup) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let options =
+            LogOptions { segment_bytes: 64 << 10, private_bytes: 64 << 10, ..LogOptions::new(directory.path(), 3) };
+        let Opened { writer, keeper, .. } = mdgw_publog::open(options, NOW.0).unwrap();
+        let mut log = LogSink::new(writer);
+        log.begin(NOW);
+        let mut receivers = Vec::new();
+        let mut outputs = Vec::new();
+        for line in 0..setup.lines {
+            let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
+            receiver.set_nonblocking(true).unwrap();
+            let SocketAddr::V4(address) = receiver.local_addr().unwrap() else { unreachable!() };
+            receivers.push(receiver);
+            // Broadcast without SO_BROADCAST is refused.
+            let nowhere = "255.255.255.255:9".parse().unwrap();
+            outputs.push(Output {
+                socket: Arc::new(UdpSocket::bind("127.0.0.1:0").unwrap().into()),
+                destination: Some(if setup.broken_line == Some(line) { nowhere } else { address }),
+            });
+        }
+        let config = PublisherConfig {
+            group: GroupId(2),
+            channel: ChannelId(3),
+            outputs: (0..setup.lines).map(|line| OutputIndex(u16::try_from(line).unwrap())).collect(),
+            heartbeat_ns: 1_000_000_000,
+            tail_packets_per_s: setup.tail_packets_per_s,
+            send_ns_max: 10_000_000,
+            log_directory: directory.path().to_owned(),
+        };
+        let publisher = Publisher::new(config, &log);
+        let io = TestIo { inner: EpollSet::new().unwrap().thread_io().unwrap(), refuse: 0, after: None };
+        let buffers = SendBuffers::new(Outputs::new(outputs));
+        Self { _directory: directory, log, keeper, publisher, buffers, io, receivers }
+    }
+
+    /// Messages `[first, next)` as one datagram each.
+    fn messages(&mut self, first: u64, next: u64) {
+        for sequence in first..next {
+            self.keeper.turn(NOW.0);
+            let meta = FrameMeta {
+                sequence: Sequence(sequence),
+                next: Sequence(sequence + 1),
+                kind: FrameKind::Message,
+                flags: FrameFlags::default(),
+                ts_recv: NOW.0,
+                ts_in_delta_ns: 0,
+            };
+            let mut record = [0; 80];
+            record[0] = 20;
+            self.log.frame(&meta, 1, &record);
+            self.log.flush();
+        }
+    }
+
+    fn send(&mut self, fence: &Fence) {
+        self.publisher.send_from(&mut self.log, fence, &mut self.buffers, &mut self.io);
+    }
+
+    fn deadline(&mut self, now: MonoNs, fence: &Fence) {
+        self.publisher.on_deadline(now, &mut self.log, fence, &mut self.buffers, &mut self.io);
+    }
+
+    /// What line `line` received since last asked: `epoch [first,next) letters`, letters for flags and frames.
+    fn received(&self, line: usize) -> Vec<String> {
+        let mut texts = Vec::new();
+        let mut datagram = [0; 2_048];
+        while let Ok(length) = self.receivers[line].recv(&mut datagram) {
+            let packet = parse_packet(&datagram[..length]).unwrap();
+            let meta = packet.meta;
+            assert_eq!((meta.group, meta.channel, meta.session), (GroupId(2), ChannelId(3), session()));
+            assert!(meta.send_time_ns > NOW.0);
+            let names =
+                [(PacketFlags::HEARTBEAT, 'h'), (PacketFlags::RETRANSMISSION, 'r'), (PacketFlags::END_OF_SESSION, 'e')];
+            let flags: String =
+                names.iter().filter(|(flag, _)| meta.flags.contains(*flag)).map(|(_, letter)| letter).collect();
+            texts.push(format!("{} [{},{}) {flags}{}", meta.epoch.0, meta.first.0, meta.next.0, packet.frame_count));
+        }
+        texts
+    }
+}
+
+const NOW: UnixNs = UnixNs(1_600_000_000_000_000_000);
+
+fn session() -> Session {
+    Session { feed: Feed::IexTops, date: TradingDate::from_yyyymmdd(20_230_822).unwrap(), restart: 0 }
+}
+
+fn live(epoch: u64, range: std::ops::Range<u64>) -> Vec<String> {
+    range.map(|sequence| format!("{epoch} [{sequence},{}) 1", sequence + 1)).collect()
+}
+
+#[test]
+fn what_is_committed_goes_out_once_on_each_line_in_order() {
+    let mut world = World::new(&Setup { lines: 2, ..Setup::default() });
+    let fence = Fence::stand_alone(Epoch(5));
+    world.log.session(session(), Sequence(1));
+    world.send(&fence);
+    for line in 0..2 {
+        assert_eq!(world.received(line), ["5 [1,1) h0"], "the opening is told at once");
+    }
+    // More than a batch, and over the borders of several segments.
+    for round in 0..8 {
+        let first = 1 + round * 100;
+        world.messages(first, first + 100);
+        world.send(&fence);
+        world.send(&fence);
+        for line in 0..2 {
+            assert_eq!(world.received(line), live(5, first..first + 100));
+        }
+    }
+    assert!(world.log.writer().counts().segments > 1);
+    assert_eq!(world.publisher.counts().packets, 2 * 801);
+    assert_eq!(world.publisher.counts().overruns, 0);
+}
+
+#[test]
+fn an_earlier_run_is_not_published_again() {
+    let mut world = World::new(&Setup::default());
+    world.log.session(session(), Sequence(1));
+    world.messages(1, 4);
+    world.publisher = Publisher::new(
+        PublisherConfig {
+            group: GroupId(2),
+            channel: ChannelId(3),
+            outputs: vec![OutputIndex(0)],
+            heartbeat_ns: 1,
+            tail_packets_per_s: 1,
+            send_ns_max: 1,
+            log_directory: "/nowhere".into(),
+        },
+        &world.log,
+    );
+    world.send(&Fence::stand_alone(Epoch(1)));
+    assert_eq!(world.received(0), ["1 [4,4) h0"]);
+    assert_eq!(world.publisher.mode(), PublishMode::Live);
+}
+
+#[test]
+fn nothing_passes_a_closed_fence_and_every_opening_starts_with_the_tail() {
+    let mut world = World::new(&Setup::default());
+    let fence = Fence::closed();
+    world.log.session(session(), Sequence(1));
+    world.messages(1, 4);
+    world.send(&fence);
+    assert_eq!(world.received(0), [""; 0]);
+    assert_eq!(world.publisher.mode(), PublishMode::Closed);
+
+    fence.open(Epoch(7), MonoNs(u64::MAX));
+    world.send(&fence);
+    world.messages(4, 5);
+    world.send(&fence);
+    let tail = ["7 [1,1) h0", "7 [1,2) r1", "7 [2,3) r1", "7 [3,4) r1", "7 [4,5) 1"];
+    assert_eq!(world.received(0), tail);
+
+    fence.close();
+    world.messages(5, 7);
+    world.send(&fence);
+    assert_eq!(world.received(0), [""; 0]);
+    assert_eq!(world.publisher.counts().fenced, 1);
+
+    // Lapsed and back between two looks: still a takeover.
+    fence.open(Epoch(8), MonoNs(u64::MAX));
+    fence.close();
+    fence.open(Epoch(9), MonoNs(u64::MAX));
+    world.send(&fence);
+    assert_eq!(world.received(0), ["9 [5,5) h0", "9 [5,6) r1", "9 [6,7) r1"]);
+    fence.open(Epoch(10), MonoNs(u64::MAX));
+    world.send(&fence);
+    assert_eq!(world.received(0), ["10 [7,7) h0"]);
+}
+
+#[test]
+fn a_takeover_begins_where_the_old_leader_was_heard_last() {
+    let mut world = World::new(&Setup::default());
+    world.log.session(session(), Sequence(1));
+    // Several segments: the place is no longer in the writer's memory.
+    world.messages(1, 3_000);
+    assert_eq!(world.publisher.start_from(session(), Sequence(2_900)).unwrap(), Sought::Found);
+    world.send(&Fence::stand_alone(Epoch(2)));
+    while world.publisher.mode() == PublishMode::Tail {
+        world.send(&Fence::stand_alone(Epoch(2)));
+    }
+    let mut expected = vec!["2 [2900,2900) h0".to_owned()];
+    expected.extend(live(2, 2_900..3_000).iter().map(|text| text.replace(") 1", ") r1")));
+    assert_eq!(world.received(0), expected);
+    world.messages(3_000, 3_002);
+    world.send(&Fence::stand_alone(Epoch(2)));
+    assert_eq!(world.received(0), live(2, 3_000..3_002));
+}
+
+#[test]
+fn the_tail_is_paced_and_live_packets_wait_behind_it() {
+    let mut world = World::new(&Setup { tail_packets_per_s: 1, ..Setup::default() });
+    let fence = Fence::stand_alone(Epoch(1));
+    world.log.session(session(), Sequence(1));
+    world.messages(1, 101);
+    world.send(&fence);
+    let portion = world.received(0).len() - 1;
+    assert_eq!(portion, 32);
+    world.messages(101, 102);
+    world.send(&fence);
+    assert_eq!(world.received(0), [""; 0]);
+    let deadline = world.publisher.next_deadline().unwrap();
+    assert!(deadline <= mono_now().plus(1_000_000_000), "the heartbeat comes first");
+    assert_eq!(world.publisher.counts().tail_packets, 32);
+}
+
+#[test]
+fn the_fence_is_asked_at_each_hand_over() {
+    let mut world = World::new(&Setup::default());
+    let fence = Arc::new(Fence::closed());
+    fence.open(Epoch(1), MonoNs(u64::MAX));
+    world.log.session(session(), Sequence(1));
+    world.send(&fence);
+    world.received(0);
+    world.messages(1, 201);
+    let closing = Arc::clone(&fence);
+    world.io.after = Some(Box::new(move || closing.close()));
+    world.send(&fence);
+    assert_eq!(world.received(0), live(1, 1..65), "one hand-over, then the fence was closed");
+    assert_eq!(world.publisher.mode(), PublishMode::Closed);
+}
+
+#[test]
+fn what_the_kernel_refuses_is_tried_again_from_the_cursor() {
+    let mut world = World::new(&Setup::default());
+    let fence = Fence::stand_alone(Epoch(1));
+    world.log.session(session(), Sequence(1));
+    world.send(&fence);
+    world.received(0);
+    world.messages(1, 3);
+    world.io.refuse = 2;
+    world.send(&fence);
+    assert_eq!((world.received(0).len(), world.publisher.counts().refused), (0, 1));
+    let retry_at = world.publisher.next_deadline().unwrap();
+    assert!(retry_at <= mono_now().plus(1_000_000), "soon");
+    world.messages(3, 4);
+    world.deadline(retry_at, &fence);
+    assert_eq!((world.received(0).len(), world.publisher.counts().refused), (0, 2));
+    world.deadline(retry_at, &fence);
+    assert_eq!(world.received(0), live(1, 1..4));
+}
+
+#[test]
+fn a_broken_line_does_not_hold_the_other() {
+    for broken_line in 0..2 {
+        let mut world = World::new(&Setup { lines: 2, broken_line: Some(broken_line), ..Setup::default() });
+        let fence = Fence::stand_alone(Epoch(1));
+        world.log.session(session(), Sequence(1));
+        world.send(&fence);
+        // Far more than the writer keeps for a line that doesn't get on.
+        let mut expected = Vec::new();
+        for first in (1..2_001).step_by(50) {
+            world.messages(first, first + 50);
+            world.send(&fence);
+            expected.extend(world.received(1 - broken_line));
+        }
+        expected.retain(|text| !text.contains('h'));
+        assert_eq!(expected, live(1, 1..2_001));
+        let counts = world.publisher.counts();
+        assert!(counts.errors + counts.refused >= 40 && counts.overruns > 0, "{counts:?}");
+    }
+}
+
+#[test]
+fn idle_channels_say_where_they_stand() {
+    let mut world = World::new(&Setup::default());
+    let fence = Fence::stand_alone(Epoch(1));
+    let due = world.publisher.next_deadline().unwrap();
+    world.deadline(due, &fence);
+    assert_eq!(world.received(0), [""; 0], "no session yet");
+    world.log.session(session(), Sequence(1));
+    world.messages(1, 3);
+    world.send(&fence);
+    assert_eq!(world.received(0), live(1, 1..3));
+    let due = world.publisher.next_deadline().unwrap();
+    world.deadline(MonoNs(due.0 - 1), &fence);
+    assert_eq!(world.received(0), [""; 0]);
+    world.deadline(due, &fence);
+    assert_eq!(world.received(0), ["1 [3,3) h0"]);
+    // Messages that produced nothing.
+    world.log.settled(Sequence(9));
+    world.deadline(due.plus(2_000_000_000), &fence);
+    assert_eq!(world.received(0), ["1 [3,9) h0"]);
+    world.log.end_of_session();
+    world.send(&fence);
+    assert_eq!(world.received(0), ["1 [9,9) he0"]);
+    world.deadline(due.plus(4_000_000_000), &fence);
+    assert_eq!(world.received(0), ["1 [9,9) he0"]);
+    assert_eq!(world.publisher.counts().heartbeats, 2);
+}
+
+#[test]
+fn a_closed_fence_stops_heartbeats_too() {
+    let mut world = World::new(&Setup::default());
+    let fence = Fence::stand_alone(Epoch(1));
+    world.log.session(session(), Sequence(1));
+    world.send(&fence);
+    world.received(0);
+    fence.close();
+    let due = world.publisher.next_deadline().unwrap();
+    world.deadline(due, &fence);
+    assert_eq!(world.received(0), [""; 0]);
+    fence.open(Epoch(2), MonoNs(u64::MAX));
+    let due = world.publisher.next_deadline().unwrap();
+    world.deadline(due, &fence);
+    assert_eq!(world.received(0), ["2 [1,1) h0"], "an opening is noticed at the next deadline");
+}
