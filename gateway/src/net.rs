@@ -1,6 +1,7 @@
 //! Sockets and the ways to wait for them: the handle set behind one trait, with its backends.
 
 pub mod batch;
+pub mod drops;
 pub mod epoll;
 pub mod handle_set;
 pub mod probe;

@@ -8,7 +8,7 @@
 //! together once. Nothing here allocates after construction, and nothing here makes a system call.
 
 mod control;
-mod memory;
+pub(in crate::net) mod memory;
 mod receive;
 mod send;
 

@@ -1,17 +1,17 @@
 //! Fixed memory that the kernel is given pointers into.
 
-use std::ptr::NonNull;
+use std::{fmt, ptr::NonNull};
 
 /// A run of values at one address for as long as it lives. Handed out as raw pointers only, so that a pointer which
 /// lies in a kernel header is never invalidated by a Rust reference to the whole.
-pub(super) struct Fixed<T> {
+pub(in crate::net) struct Fixed<T> {
     first: NonNull<T>,
     count: usize,
 }
 
 impl<T> Fixed<T> {
     /// `count` values made by `value(index)`.
-    pub(super) fn new(count: usize, value: impl FnMut(usize) -> T) -> Self {
+    pub(in crate::net) fn new(count: usize, value: impl FnMut(usize) -> T) -> Self {
         let values: Box<[T]> = (0..count).map(value).collect();
         let first = NonNull::from(Box::leak(values)).cast();
         Self { first, count }
@@ -21,9 +21,15 @@ impl<T> Fixed<T> {
     ///
     /// # Panics
     /// When there is no such value.
-    pub(super) fn at(&self, index: usize) -> *mut T {
+    pub(in crate::net) fn at(&self, index: usize) -> *mut T {
         assert!(index < self.count, "index {index} of {}", self.count);
         self.first.as_ptr().wrapping_add(index)
+    }
+}
+
+impl<T> fmt::Debug for Fixed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fixed").field("count", &self.count).finish_non_exhaustive()
     }
 }
 

@@ -159,6 +159,30 @@ impl ReceiveBatch {
         Ok(received == asked)
     }
 
+    /// Header of the `offset`th free row, for a request that fills it; `None` when there is no such row. The kernel may
+    /// write to the row until [`Self::settle`].
+    pub(in crate::net) fn free_header(&mut self, offset: usize) -> Option<*mut libc::msghdr> {
+        let &row = self.free.get(self.filled.len() + offset)?;
+        let header = self.rows.headers.at(usize::from(row));
+        // SAFETY: `header` is a value of `headers`; only the address of its first field is taken.
+        Some(unsafe { &raw mut (*header).msg_hdr })
+    }
+
+    /// Takes over the free rows that requests filled: for each, in the order of [`Self::free_header`], its line and
+    /// the bytes received, `None` where nothing was. Every one of the requests has been completed.
+    pub(in crate::net) fn settle(&mut self, requests: impl Iterator<Item = (Line, Option<usize>)>) {
+        let first = self.filled.len();
+        for (offset, (line, received)) in requests.enumerate() {
+            let Some(length) = received else { continue };
+            let (next, at) = (self.filled.len(), first + offset);
+            if next != at {
+                self.free.swap(next, at);
+                self.in_sequence = false;
+            }
+            self.take_over(self.free[next], line, Some(length));
+        }
+    }
+
     fn view(&self, filled: &Filled) -> ReceivedDatagram<'_> {
         // SAFETY: the row has been in use since its `length` bytes were written (`take_over` and `copy_in` cut it at the
         // row's size), and nobody writes to a row in use before `clear`, which needs `&mut self`.

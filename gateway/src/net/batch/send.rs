@@ -202,6 +202,15 @@ impl<'a> SendBatch<'a> {
         Ok(sent)
     }
 
+    /// Socket and header of each packet, for requests that send them.
+    pub(in crate::net) fn messages(&self) -> impl Iterator<Item = (RawFd, *const libc::msghdr)> {
+        self.sockets().iter().enumerate().map(|(index, socket)| {
+            let message = self.buffers.messages.at(index);
+            // SAFETY: `message` is a value of `messages`; only the address of its first field is taken.
+            (*socket, unsafe { &raw const (*message).msg_hdr })
+        })
+    }
+
     fn sockets(&self) -> &[RawFd] {
         &self.buffers.sockets[..self.len]
     }
