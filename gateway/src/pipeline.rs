@@ -1,1 +1,429 @@
-//! (to come)
+//! The straight line of one channel, from its sockets to the multicast. Read [`ChannelPipeline::carry`] first.
+//!
+//! ```text
+//! socket → handle set → claim → receive → arbitrate → decode → book → normalise → publication log → fence → multicast
+//!          └── net, engine ──┘   net      └────────────── feeds ─────────────┘   publog           publish
+//! ```
+//! One thread carries a datagram from the first to the last, without a queue and without a hand-over. Everything slower
+//! reads the publication log from its own threads. The claim sees to it that one thread at a time is in here for a
+//! channel; nothing here waits, allocates or locks.
+
+use std::{convert::Infallible, net::SocketAddrV4, os::fd::RawFd, sync::Arc};
+
+use crossbeam_queue::ArrayQueue;
+use mdgw_feeds::{
+    channel::{Channel, ChannelState, Datagram, Numbering, REQUEST_BYTES_MAX},
+    drop_reason::{DropCounts, DropReason},
+    frame::{FrameMeta, FrameSink},
+    identity::{ChannelId, Line, Sequence, Session},
+    time::MonoNs,
+};
+
+use crate::{
+    engine::dispatch::{ChannelHandler, FailReason, Failure, Progress, TurnContext},
+    fence::Fence,
+    net::{
+        batch::{ReceiveBatch, SendBuffers},
+        handle_set::{ChannelIndex, Handle, LineSet, ThreadIo},
+        sockets::{ReceiveSocket, SourceFilter},
+    },
+    observe::{
+        counters::CounterWriter,
+        stages::{Stage, StageRecorder},
+    },
+    publish::{LogSink, Publisher},
+    sys::clock::{WallFromMono, mono_now},
+};
+
+/// One channel with everything that belongs to it alone. Owned by the holder of its claim.
+#[derive(Debug)]
+pub struct ChannelPipeline {
+    index: ChannelIndex,
+    channel: Channel,
+    lines: Vec<LineSocket>,
+    recovery: Option<RecoverySocket>,
+    sink: LogSink,
+    publisher: Publisher,
+    fence: Arc<Fence>,
+    /// What sockets brought that never reached the channel.
+    drops: DropCounts,
+    requests: u64,
+    requests_failed: u64,
+    counters: CounterWriter,
+    /// New numberings on their way to the state file.
+    numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
+    kept: Option<Session>,
+    reason: Option<FailReason>,
+}
+
+/// One line: where it comes in, and from whom it is believed.
+#[derive(Debug)]
+pub struct LineSocket {
+    /// Which line.
+    pub line: Line,
+    /// Its socket.
+    pub socket: ReceiveSocket,
+    /// Who is believed.
+    pub filter: SourceFilter,
+}
+
+/// The way to the venue's retransmission server. Its answers come in as a line of their own.
+#[derive(Debug)]
+pub struct RecoverySocket {
+    /// The socket.
+    pub socket: ReceiveSocket,
+    /// Where requests go.
+    pub server: SocketAddrV4,
+}
+
+/// What a pipeline is made of.
+#[derive(Debug)]
+pub struct PipelineParts {
+    /// Its place in its pool.
+    pub index: ChannelIndex,
+    /// The sans-I/O channel.
+    pub channel: Channel,
+    /// Its lines.
+    pub lines: Vec<LineSocket>,
+    /// Where gaps are asked for.
+    pub recovery: Option<RecoverySocket>,
+    /// Its publication log.
+    pub sink: LogSink,
+    /// Its way out.
+    pub publisher: Publisher,
+    /// May it send?
+    pub fence: Arc<Fence>,
+    /// Counters named [`COUNTERS`].
+    pub counters: CounterWriter,
+    /// Where new numberings go, for the state file.
+    pub numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
+}
+
+/// What a thread keeps for all the channels that it serves.
+#[derive(Debug)]
+pub struct PipelineLocal {
+    batch: ReceiveBatch,
+    /// Receive stamp and place of each datagram of the batch, oldest first.
+    order: Vec<(u64, u16)>,
+    buffers: SendBuffers,
+    stages: StageRecorder,
+    wall: WallFromMono,
+}
+
+impl PipelineLocal {
+    /// With all its memory.
+    #[must_use]
+    pub fn new(batch: ReceiveBatch, buffers: SendBuffers, stages: StageRecorder) -> Self {
+        let order = Vec::with_capacity(batch.room());
+        Self { batch, order, buffers, stages, wall: WallFromMono::new() }
+    }
+}
+
+/// Counters of a channel that other threads can read while it runs, in the order in which they are registered.
+pub const COUNTERS: [&str; 16] = [
+    "state",
+    "datagrams",
+    "messages",
+    "messages_refused",
+    "records",
+    "gaps",
+    "gap_messages",
+    "sessions",
+    "duplicates",
+    "drops",
+    "book_faults",
+    "expected",
+    "requests",
+    "packets_sent",
+    "sends_refused",
+    "log_entries_lost",
+];
+
+impl ChannelPipeline {
+    /// Puts it together.
+    #[must_use]
+    pub fn new(parts: PipelineParts) -> Self {
+        let PipelineParts { index, channel, lines, recovery, sink, publisher, fence, counters, numberings } = parts;
+        Self {
+            index,
+            channel,
+            lines,
+            recovery,
+            sink,
+            publisher,
+            fence,
+            drops: DropCounts::default(),
+            requests: 0,
+            requests_failed: 0,
+            counters,
+            numberings,
+            kept: None,
+            reason: None,
+        }
+    }
+
+    /// The sans-I/O channel with its statistics.
+    #[must_use]
+    pub fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    /// The way out with its counts.
+    #[must_use]
+    pub fn publisher(&self) -> &Publisher {
+        &self.publisher
+    }
+
+    /// The log with its counts.
+    #[must_use]
+    pub fn sink(&self) -> &LogSink {
+        &self.sink
+    }
+
+    /// What sockets brought that never reached the channel.
+    #[must_use]
+    pub fn socket_drops(&self) -> &DropCounts {
+        &self.drops
+    }
+
+    /// Requests sent to the venue's retransmission server, and those that could not be sent.
+    #[must_use]
+    pub fn requests(&self) -> (u64, u64) {
+        (self.requests, self.requests_failed)
+    }
+
+    /// Why it is out of service.
+    #[must_use]
+    pub fn failed(&self) -> Option<&FailReason> {
+        self.reason.as_ref()
+    }
+
+    /// The line sockets, in the order of their lines, and the recovery socket.
+    pub fn sockets(&self) -> impl Iterator<Item = (Line, &ReceiveSocket)> {
+        let lines = self.lines.iter().map(|line| (line.line, &line.socket));
+        lines.chain(self.recovery.iter().map(|recovery| (Line::RECOVERY, &recovery.socket)))
+    }
+
+    /// The straight line: everything in the batch, in the order in which it was received, whichever line it came on.
+    fn carry<I: ThreadIo>(&mut self, context: &mut TurnContext<'_, I, PipelineLocal>) -> usize {
+        let PipelineLocal { batch, order, buffers, stages, wall } = &mut *context.local;
+        let taken_up = mono_now();
+        stages.at_batch_border(context.now);
+        let stages = stages.set();
+        stages.record_mono(self.index, Stage::ClaimWait, context.now, taken_up);
+
+        order.clear();
+        for (place, datagram) in batch.iter().enumerate() {
+            let stamp = datagram.ts_recv.unwrap_or(context.woken_at);
+            order.push((stamp.0, u16::try_from(place).unwrap_or(u16::MAX)));
+        }
+        // Lines were drained one after the other; who was first is judged by the stamps.
+        order.sort_unstable();
+
+        for (stamp, place) in order.iter() {
+            let Some(datagram) = batch.get(usize::from(*place)) else { continue };
+            let ts_recv = datagram.ts_recv.unwrap_or(context.woken_at);
+            debug_assert_eq!(ts_recv.0, *stamp);
+            if let Err(reason) = admit(&self.lines, self.recovery.as_ref(), &datagram) {
+                self.drops.count(reason);
+                continue;
+            }
+            stages.record_wall(self.index, Stage::WireToUser, ts_recv, context.woken_at);
+
+            let begun = mono_now();
+            self.sink.begin(wall.at(begun));
+            let mut timed = Timed { sink: &mut self.sink, arbitrated: None };
+            let datagram = Datagram { line: datagram.line, bytes: datagram.bytes, ts_recv };
+            self.channel.accept(datagram, context.now, &mut timed);
+            let arbitrated = timed.arbitrated;
+            // What one datagram brought goes out at once.
+            self.sink.flush();
+            let committed = mono_now();
+            stages.record_mono(self.index, Stage::Arbitrate, begun, arbitrated.unwrap_or(committed));
+            let Some(arbitrated) = arbitrated else { continue };
+            stages.record_mono(self.index, Stage::DecodeAndBook, arbitrated, committed);
+
+            if let Some(handed_over) = self.publisher.send_from(&mut self.sink, &self.fence, buffers, context.io) {
+                stages.record_mono(self.index, Stage::Publish, committed, handed_over);
+                stages.record_wall(self.index, Stage::WireToWire, ts_recv, wall.at(handed_over));
+            }
+        }
+        self.after();
+        order.len()
+    }
+
+    /// What follows a batch or a deadline: requests that are due, news for cold threads.
+    fn after(&mut self) {
+        self.send_requests();
+        if let Some(numbering) = self.channel.numbering()
+            && self.kept != Some(numbering.session)
+            && self.numberings.push((self.channel.config().id, numbering)).is_ok()
+        {
+            self.kept = Some(numbering.session);
+        }
+        self.publish_counters();
+    }
+
+    /// Gaps are rare, so the system call here is.
+    fn send_requests(&mut self) {
+        let Some(recovery) = &self.recovery else { return };
+        let mut request = [0; REQUEST_BYTES_MAX];
+        while let Some(bytes) = self.channel.poll_request(&mut request) {
+            let sent = recovery.socket.socket().send_to(&request[..bytes], &recovery.server.into());
+            self.requests += 1;
+            // One that is lost here is lost like one on the wire: it is asked again after its time-out.
+            self.requests_failed += u64::from(sent.is_err());
+        }
+    }
+
+    fn publish_counters(&mut self) {
+        let channel = &self.channel;
+        let counters = channel.counters();
+        let arbiter_drops = channel.arbiter_drops();
+        let drops = self.drops.unexpected() + channel.drops().unexpected() + arbiter_drops.unexpected();
+        let expected = channel.position().map_or(0, |(_, expected)| expected.0);
+        let sent = self.publisher.counts();
+        let values = [
+            channel.state() as u64,
+            counters.datagrams,
+            counters.messages,
+            counters.messages_refused,
+            counters.records,
+            counters.gaps,
+            counters.gap_messages,
+            counters.sessions,
+            arbiter_drops.get(DropReason::Duplicate),
+            drops,
+            channel.book_faults().total(),
+            expected,
+            self.requests,
+            sent.packets,
+            sent.refused + sent.errors,
+            sent.overruns,
+        ];
+        const { assert!(COUNTERS.len() == 16) };
+        for (place, value) in values.into_iter().enumerate() {
+            self.counters.set(place, value);
+        }
+    }
+}
+
+impl ChannelHandler for ChannelPipeline {
+    type Local = PipelineLocal;
+    type Message = Infallible;
+
+    fn on_ready<I: ThreadIo>(
+        &mut self,
+        lines: LineSet,
+        _quota: usize,
+        context: &mut TurnContext<'_, I, PipelineLocal>,
+    ) -> Result<Progress, Failure> {
+        let mut sockets = [(Line::A, -1 as RawFd); Line::COUNT_MAX];
+        let mut count = 0;
+        for ((line, socket), slot) in self.sockets().filter(|(line, _)| lines.contains(*line)).zip(&mut sockets) {
+            *slot = (line, socket.raw());
+            count += 1;
+        }
+        context.local.batch.clear();
+        // The batch has room for one quota.
+        let more = context
+            .io
+            .receive(&sockets[..count], &mut context.local.batch)
+            .map_err(|_| Failure("a line's socket can't be read"))?;
+        Ok(Progress { packets: self.carry(context), more })
+    }
+
+    fn on_lent<I: ThreadIo>(
+        &mut self,
+        handle: Handle,
+        context: &mut TurnContext<'_, I, PipelineLocal>,
+    ) -> Result<Progress, Failure> {
+        context.local.batch.clear();
+        context.io.lent(handle, &mut context.local.batch);
+        Ok(Progress { packets: self.carry(context), more: LineSet::default() })
+    }
+
+    fn on_deadline<I: ThreadIo>(
+        &mut self,
+        now: MonoNs,
+        context: &mut TurnContext<'_, I, PipelineLocal>,
+    ) -> Result<(), Failure> {
+        let PipelineLocal { buffers, stages, wall, .. } = &mut *context.local;
+        stages.at_batch_border(context.now);
+        self.sink.begin(wall.at(now));
+        if self.channel.next_deadline().is_some_and(|deadline| deadline <= now) {
+            self.channel.on_deadline(now, &mut self.sink);
+            self.sink.flush();
+        }
+        self.publisher.on_deadline(now, &mut self.sink, &self.fence, buffers, context.io);
+        self.after();
+        Ok(())
+    }
+
+    fn on_message<I: ThreadIo>(
+        &mut self,
+        message: Infallible,
+        _context: &mut TurnContext<'_, I, PipelineLocal>,
+    ) -> Result<(), Failure> {
+        match message {}
+    }
+
+    fn next_deadline(&self) -> Option<MonoNs> {
+        [self.channel.next_deadline(), self.publisher.next_deadline()].into_iter().flatten().min()
+    }
+
+    fn lines(&self) -> LineSet {
+        self.sockets().fold(LineSet::default(), |lines, (line, _)| lines.with(line))
+    }
+
+    fn on_failed(&mut self, reason: &FailReason) {
+        self.channel.fail();
+        self.reason = Some(reason.clone());
+        self.counters.set(0, ChannelState::Failed as u64);
+    }
+}
+
+/// Whether a datagram may go to the channel.
+fn admit(
+    lines: &[LineSocket],
+    recovery: Option<&RecoverySocket>,
+    datagram: &crate::net::batch::ReceivedDatagram<'_>,
+) -> Result<(), DropReason> {
+    if datagram.truncated {
+        return Err(DropReason::DatagramTruncated);
+    }
+    if datagram.line == Line::RECOVERY {
+        let is_server = recovery.is_some_and(|recovery| *datagram.source.ip() == *recovery.server.ip());
+        return if is_server { Ok(()) } else { Err(DropReason::SourceUnexpected) };
+    }
+    let line = lines.iter().find(|line| line.line == datagram.line).ok_or(DropReason::SourceUnexpected)?;
+    line.filter.check(datagram.source)
+}
+
+/// The log, and the moment at which arbitration was done.
+struct Timed<'s> {
+    sink: &'s mut LogSink,
+    arbitrated: Option<MonoNs>,
+}
+
+impl FrameSink for Timed<'_> {
+    fn frame(&mut self, meta: &FrameMeta, record_count: u16, body: &[u8]) {
+        self.sink.frame(meta, record_count, body);
+    }
+
+    fn settled(&mut self, next: Sequence) {
+        self.sink.settled(next);
+    }
+
+    fn session(&mut self, session: Session, next: Sequence) {
+        self.sink.session(session, next);
+    }
+
+    fn end_of_session(&mut self) {
+        self.sink.end_of_session();
+    }
+
+    fn arbitrated(&mut self) {
+        self.arbitrated.get_or_insert_with(mono_now);
+    }
+}
