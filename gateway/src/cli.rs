@@ -3,6 +3,7 @@
 //! Exit codes: 0 done, 1 the answer is no, 2 could not (a wrong command line too). A closed pipe is no error. Errors
 //! go to standard error as one line: `mdgw: <act> <object>: <cause>`.
 
+mod check;
 mod replay;
 
 use std::{
@@ -16,6 +17,7 @@ use clap::{Parser, Subcommand};
 #[must_use]
 pub fn run() -> ExitCode {
     let outcome = match Cli::parse().command {
+        Command::Check(args) => check::run(&args),
         Command::Replay(args) => replay::run(&args),
     };
     match outcome {
@@ -40,6 +42,8 @@ struct Cli {
 /// One variant, one file.
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Explain what a configuration would run, or what is wrong with it.
+    Check(check::Args),
     /// Play captures and day files: to the wire, or straight into the pipeline.
     Replay(replay::Args),
 }

@@ -7,8 +7,10 @@
 //! On SIGHUP only [`RELOADABLE`](reload::RELOADABLE) keys may change; [`Resolved::diff_reloadable`] says what did.
 
 pub mod error;
+pub mod explain;
 pub mod file;
 pub mod limits;
+pub mod memory;
 pub mod reload;
 mod resolve;
 pub mod resolved;

@@ -44,5 +44,9 @@ impl fmt::Display for Problem {
 }
 
 fn list(problems: &[Problem]) -> String {
-    problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    match lines.as_slice() {
+        [line] => line.clone(),
+        lines => format!("{} problems\n{}", lines.len(), lines.join("\n")),
+    }
 }

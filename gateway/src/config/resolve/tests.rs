@@ -209,6 +209,7 @@ fn missing_keys_name_their_table() {
     refused(
         "[gateway]\n",
         expect![[r#"
+            3 problems
             x.toml:1:1: gateway: `state_file` is missing
             x.toml:1:1: there must be at least one [[pool]]
             x.toml:1:1: there must be at least one [[channel]]"#]],
@@ -241,9 +242,10 @@ fn things_used_twice_are_refused() {
     refused(
         &edited("[[output]]", second),
         expect![[r#"
-        x.toml:19:6: channel[1].id: 1: channel "nasdaq" has this number
-        x.toml:20:8: channel[1].name: "nasdaq": another channel has this name
-        x.toml:23:9: channel[1].line[0].group: 233.54.12.111:26477 on lo: line A of channel "nasdaq" listens there already; what one reads the other would miss"#]],
+            3 problems
+            x.toml:19:6: channel[1].id: 1: channel "nasdaq" has this number
+            x.toml:20:8: channel[1].name: "nasdaq": another channel has this name
+            x.toml:23:9: channel[1].line[0].group: 233.54.12.111:26477 on lo: line A of channel "nasdaq" listens there already; what one reads the other would miss"#]],
     );
     refused(
         &edited("239.1.1.1:31000", "233.54.12.111:26477"),
@@ -269,9 +271,10 @@ fn what_a_feed_cannot_do_is_refused() {
     refused(
         &iex.replacen("id = 1", more, 1),
         expect![[r#"
-        x.toml:11:12: channel[0].schemas[0]: "mbo": iex-tops-1.6 does not carry what this schema needs
-        x.toml:11:19: channel[0].schemas[1]: "mbp-10": iex-tops-1.6 does not carry what this schema needs
-        x.toml:12:14: channel[0].orders_max: iex-tops-1.6 tells no single orders, so there is nothing to limit or store"#]],
+            3 problems
+            x.toml:11:12: channel[0].schemas[0]: "mbo": iex-tops-1.6 does not carry what this schema needs
+            x.toml:11:19: channel[0].schemas[1]: "mbp-10": iex-tops-1.6 does not carry what this schema needs
+            x.toml:12:14: channel[0].orders_max: iex-tops-1.6 tells no single orders, so there is nothing to limit or store"#]],
     );
     refused(
         &iex.replacen("[[output]]", "[channel.recovery]\nserver = \"1.2.3.4:5\"\n[[output]]", 1),
