@@ -2,6 +2,7 @@
 
 pub mod affinity;
 pub mod clock;
+pub mod futex;
 pub mod hardware_stamps;
 pub mod interfaces;
 #[cfg(test)]

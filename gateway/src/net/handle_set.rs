@@ -81,6 +81,12 @@ pub trait HandleSet: Send + Sync {
 
     /// Sets the one timer, or clears it. A moment in the past goes off at once.
     fn set_timer(&self, at: Option<MonoNs>);
+
+    /// Whether waits bring [`Event::Lent`]. Such a set serves a pool of one thread: what was lent lies in the memory of
+    /// the thread that waited.
+    fn lends(&self) -> bool {
+        false
+    }
 }
 
 /// The thread's part. Not `Send` in spirit: made on the thread that uses it.
@@ -130,6 +136,12 @@ impl LineSet {
     #[must_use]
     pub fn contains(self, line: Line) -> bool {
         self.0 & 1 << (line.0 & 7) != 0
+    }
+
+    /// Both sets together.
+    #[must_use]
+    pub fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
     }
 
     /// Whether none is.

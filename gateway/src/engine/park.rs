@@ -1,0 +1,40 @@
+//! Where followers sleep: a counting semaphore, so that a permit granted before its taker sleeps is not lost.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use super::sync::Futex;
+
+/// Permits to stop sleeping. Granted by whoever promotes or shuts down, taken one per sleeper.
+#[derive(Debug)]
+pub(super) struct Permits {
+    available: Futex,
+}
+
+impl Permits {
+    pub(super) fn new() -> Self {
+        Self { available: Futex::new(0) }
+    }
+
+    /// Sleeps until there is a permit, and takes it.
+    pub(super) fn take(&self) {
+        let mut available = self.available.load(Relaxed);
+        loop {
+            if available == 0 {
+                self.available.wait(0);
+                available = self.available.load(Relaxed);
+                continue;
+            }
+            // Acquire pairs with the Release in `grant`.
+            match self.available.word().compare_exchange(available, available - 1, Acquire, Relaxed) {
+                Ok(_) => return,
+                Err(now) => available = now,
+            }
+        }
+    }
+
+    /// Lets `count` sleepers go, those of now or the next ones.
+    pub(super) fn grant(&self, count: u32) {
+        self.available.word().fetch_add(count, Release);
+        self.available.wake(count);
+    }
+}
