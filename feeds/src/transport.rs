@@ -4,6 +4,7 @@
 //! nothing is left over. What it returns is a [`Packet`], whose messages can then be walked without a further
 //! check that could fail. It knows no state: whether the packet is the next one, a copy, or of a session long gone is
 //! the [arbiter](crate::arbiter)'s business.
+#![allow(unnameable_types, reason = "zerocopy's derives make such types where a macro of ours makes the struct")]
 
 use core::fmt;
 

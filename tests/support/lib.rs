@@ -1,1 +1,5 @@
-//! (to come)
+//! What end-to-end and conformance tests share.
+
+pub mod captures;
+pub mod conformance;
+pub mod json;

@@ -13,12 +13,12 @@
 use core::marker::PhantomData;
 
 use zerocopy::{
-    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    FromBytes, IntoBytes,
     little_endian::{I64, U16, U32, U64},
 };
 
 use super::{Packet, PacketKind, Transport, VenueSession};
-use crate::{drop_reason::DropReason, identity::Sequence, time::UnixNs};
+use crate::{drop_reason::DropReason, identity::Sequence, time::UnixNs, venue::wire::wire_struct};
 
 /// Reading end of IEX-TP for the message protocols of `P`.
 #[derive(Clone, Copy, Debug)]
@@ -58,35 +58,34 @@ pub const PROTOCOL_TOPS_1_6: u16 = 0x8003;
 /// Message protocol of DEEP 1.0.
 pub const PROTOCOL_DEEP_1_0: u16 = 0x8004;
 
-/// Outbound Segment header. IEX-TP 1.25. 40 bytes, little-endian.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct Header {
-    /// Version of the transport: [`VERSION`].
-    pub version: u8,
-    /// Any value.
-    pub reserved: u8,
-    /// Which messages the segment carries.
-    pub message_protocol_id: U16,
-    /// Stream within the message protocol.
-    pub channel_id: U32,
-    /// Numbering; a new one each day.
-    pub session_id: U32,
-    /// Bytes after the header.
-    pub payload_length: U16,
-    /// Messages in the payload.
-    pub message_count: U16,
-    /// Payload bytes that the stream had before this segment.
-    pub stream_offset: I64,
-    /// Number of the first message in the segment; of the next one where there is none.
-    pub first_message_sequence_number: U64,
-    /// When the segment was sent, ns since 1970 UTC.
-    pub send_time: U64,
+wire_struct! {
+    /// Outbound Segment header. IEX-TP 1.25. 40 bytes, little-endian.
+    pub struct Header: 40 bytes {
+        /// Version of the transport: [`VERSION`].
+        version: u8 as number,
+        /// Any value.
+        reserved: u8 as opaque,
+        /// Which messages the segment carries.
+        message_protocol_id: U16 as number,
+        /// Stream within the message protocol.
+        channel_id: U32 as number,
+        /// Numbering; a new one each day.
+        session_id: U32 as number,
+        /// Bytes after the header.
+        payload_length: U16 as number,
+        /// Messages in the payload.
+        message_count: U16 as number,
+        /// Payload bytes that the stream had before this segment.
+        stream_offset: I64 as number,
+        /// Number of the first message in the segment; of the next one where there is none.
+        first_message_sequence_number: U64 as number,
+        /// When the segment was sent, ns since 1970 UTC.
+        send_time: U64 as number,
+    }
 }
-const _: () = assert!(size_of::<Header>() == HEADER_BYTES);
 
 /// Bytes of a segment's header.
-pub const HEADER_BYTES: usize = 40;
+pub const HEADER_BYTES: usize = size_of::<Header>();
 /// The only version of the transport.
 pub const VERSION: u8 = 1;
 

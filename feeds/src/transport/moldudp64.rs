@@ -8,33 +8,32 @@
 //! a retransmission server is a header alone; the answer is an ordinary packet.
 
 use zerocopy::{
-    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    FromBytes, IntoBytes,
     big_endian::{U16, U64},
 };
 
 use super::{Packet, PacketKind, Transport, VenueSession};
-use crate::{drop_reason::DropReason, identity::Sequence};
+use crate::{drop_reason::DropReason, identity::Sequence, venue::wire::wire_struct};
 
 /// Reading end of MoldUDP64.
 #[derive(Clone, Copy, Debug)]
 pub struct MoldUdp64;
 
-/// Downstream Packet header, and Request Packet (there `sequence_number` is the first message asked for and
-/// `message_count` how many). MoldUDP64 1.00. 20 bytes, big-endian.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct Header {
-    /// Name of the session, ASCII.
-    pub session: MoldSession,
-    /// Number of the first message in the packet; of the next one in heartbeats and at the end of the session.
-    pub sequence_number: U64,
-    /// Messages in the packet.
-    pub message_count: U16,
+wire_struct! {
+    /// Downstream Packet header, and Request Packet (there `sequence_number` is the first message asked for and
+    /// `message_count` how many). MoldUDP64 1.00. 20 bytes, big-endian.
+    pub struct Header: 20 bytes {
+        /// Name of the session, ASCII.
+        session: MoldSession as text,
+        /// Number of the first message in the packet; of the next one in heartbeats and at the end of the session.
+        sequence_number: U64 as number,
+        /// Messages in the packet.
+        message_count: U16 as number,
+    }
 }
-const _: () = assert!(size_of::<Header>() == HEADER_BYTES);
 
 /// Bytes of a packet's header, and of a whole request.
-pub const HEADER_BYTES: usize = 20;
+pub const HEADER_BYTES: usize = size_of::<Header>();
 /// Message count of a heartbeat.
 pub const COUNT_HEARTBEAT: u16 = 0;
 /// Message count of an end-of-session packet.

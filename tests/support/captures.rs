@@ -1,0 +1,101 @@
+//! Where the real captures are, and which of them a test wants. They are never in the repository.
+
+use std::{
+    env, fs, io,
+    io::{Read, Write},
+    path::{Path, PathBuf},
+};
+
+use flate2::read::MultiGzDecoder;
+
+/// A capture and the decode that is expected of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pair {
+    /// Packets, or messages of a day file.
+    pub capture: PathBuf,
+    /// JSON, plain or gzip.
+    pub expected: PathBuf,
+}
+
+/// The directory of captures: `MDGW_CAPTURES`, else `../shared/captures` as seen from the repository. `None`, and a
+/// line that says so, where there is none: the test has nothing to do then.
+#[must_use]
+pub fn root(test: &str) -> Option<PathBuf> {
+    let root = env::var_os("MDGW_CAPTURES")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/captures"), PathBuf::from);
+    if root.is_dir() {
+        return Some(root);
+    }
+    say(&format!("SKIPPED: {test}: no captures at {} (set MDGW_CAPTURES)", root.display()));
+    None
+}
+
+/// The pairs below `root` in directories `venue/feed` that `wanted` says yes to, in order of their names.
+///
+/// # Errors
+/// A directory that can't be read, or a capture without an expected decode.
+pub fn pairs(root: &Path, wanted: impl Fn(&str) -> bool) -> io::Result<Vec<Pair>> {
+    let mut pairs = Vec::new();
+    for venue in directories(root)? {
+        for feed in directories(&venue)? {
+            let name = feed.strip_prefix(root).unwrap_or(&feed).to_string_lossy().replace('\\', "/");
+            if !wanted(&name) {
+                continue;
+            }
+            for capture in sorted(&feed)?.into_iter().filter(|path| is_capture(path)) {
+                pairs.push(Pair { expected: expected_of(&capture)?, capture });
+            }
+        }
+    }
+    Ok(pairs)
+}
+
+/// A file's content, unpacked where it is gzip.
+///
+/// # Errors
+/// The file can't be read or unpacked.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let packed = fs::read(path)?;
+    if !packed.starts_with(&[0x1f, 0x8b]) {
+        return Ok(packed);
+    }
+    let mut content = Vec::new();
+    MultiGzDecoder::new(packed.as_slice()).read_to_end(&mut content)?;
+    Ok(content)
+}
+
+/// A line on standard error that is seen even when the test passes: written past the test harness, which keeps what
+/// passing tests print to itself.
+///
+/// # Panics
+/// When standard error can't be written to.
+pub fn say(line: &str) {
+    writeln!(io::stderr(), "{line}").expect("standard error takes a line");
+}
+
+fn is_capture(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let name = name.strip_suffix(".gz").or_else(|| name.strip_suffix(".zst")).unwrap_or(&name);
+    [".pcap", ".pcapng", ".itch"].iter().any(|suffix| name.ends_with(suffix))
+}
+
+fn expected_of(capture: &Path) -> io::Result<PathBuf> {
+    let name = capture.file_name().unwrap_or_default().to_string_lossy();
+    let name = name.strip_suffix(".gz").or_else(|| name.strip_suffix(".zst")).unwrap_or(&name);
+    let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
+    [format!("{stem}.expected.json"), format!("{stem}.expected.json.gz")]
+        .into_iter()
+        .map(|name| capture.with_file_name(name))
+        .find(|path| path.is_file())
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{}: no expected decode", capture.display())))
+}
+
+fn directories(path: &Path) -> io::Result<Vec<PathBuf>> {
+    Ok(sorted(path)?.into_iter().filter(|path| path.is_dir()).collect())
+}
+
+fn sorted(path: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut entries = fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
+    entries.sort();
+    Ok(entries)
+}
