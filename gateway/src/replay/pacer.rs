@@ -1,0 +1,130 @@
+//! When each packet is due: a target on an absolute scale, never "so long after the last one", so that no delay adds
+//! up.
+
+/// How fast to play.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pace {
+    /// With the capture's own spacing, so many times as fast; above 0.
+    Original(f64),
+    /// So many packets in a second; above 0.
+    Rate(f64),
+    /// As fast as the machine sends.
+    Max,
+}
+
+/// Hands out the target of each packet.
+#[derive(Clone, Debug)]
+pub struct Pacer {
+    pace: Pace,
+    start_ns: u64,
+    /// Capture time that falls on the start.
+    origin_ns: Option<u64>,
+    /// Packets so far.
+    count: u64,
+    /// Where the last target was, from the start.
+    last_ns: u64,
+    /// Added to every target: how long the rounds before this one took.
+    shift_ns: u64,
+}
+
+impl Pacer {
+    /// A pacer whose first packet is due at `start_ns`, on whatever clock its caller waits.
+    #[must_use]
+    pub fn new(pace: Pace, start_ns: u64) -> Self {
+        Self { pace, start_ns, origin_ns: None, count: 0, last_ns: 0, shift_ns: 0 }
+    }
+
+    /// When the next packet, captured at `time_ns`, is due; `None` where it may go at once. A capture whose times run
+    /// backwards stands still there.
+    pub fn target_ns(&mut self, time_ns: u64) -> Option<u64> {
+        let offset_ns = match self.pace {
+            Pace::Max => return None,
+            Pace::Rate(per_second) => scaled(self.count, per_second / 1e9),
+            Pace::Original(speed) => {
+                let origin_ns = *self.origin_ns.get_or_insert(time_ns);
+                self.shift_ns.saturating_add(scaled(time_ns.saturating_sub(origin_ns), speed))
+            }
+        };
+        self.count += 1;
+        self.last_ns = self.last_ns.max(offset_ns);
+        Some(self.start_ns.saturating_add(self.last_ns))
+    }
+
+    /// The capture begins again: its first packet follows the last at the mean distance of the round.
+    pub fn begin_round(&mut self, packets_per_round: u64) {
+        let round_ns = self.last_ns.saturating_sub(self.shift_ns);
+        let mean_ns = round_ns / packets_per_round.saturating_sub(1).max(1);
+        self.shift_ns = self.last_ns.saturating_add(mean_ns);
+        self.origin_ns = None;
+    }
+}
+
+/// `value / divisor`, by the nanosecond for anything below 104 days.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "both operands are positive and the cast saturates"
+)]
+fn scaled(value: u64, divisor: f64) -> u64 {
+    if divisor == 1.0 { value } else { (value as f64 / divisor).round() as u64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn targets(pacer: &mut Pacer, times_ns: &[u64]) -> Vec<u64> {
+        times_ns.iter().filter_map(|time_ns| pacer.target_ns(*time_ns)).collect()
+    }
+
+    #[test]
+    fn original_spacing_is_kept_to_the_nanosecond() {
+        let day_ns = 1_548_849_600_000_000_001;
+        let mut pacer = Pacer::new(Pace::Original(1.0), 50);
+        assert_eq!(
+            targets(&mut pacer, &[day_ns, day_ns + 1, day_ns + 86_400_000_000_007]),
+            [50, 51, 86_400_000_000_057]
+        );
+    }
+
+    #[test]
+    fn a_speed_divides_distances_and_not_times() {
+        let mut pacer = Pacer::new(Pace::Original(4.0), 0);
+        assert_eq!(targets(&mut pacer, &[1_000, 1_400, 2_000]), [0, 100, 250]);
+        let mut pacer = Pacer::new(Pace::Original(0.5), 0);
+        assert_eq!(targets(&mut pacer, &[1_000, 1_400]), [0, 800]);
+    }
+
+    #[test]
+    fn a_rate_does_not_drift() {
+        let mut pacer = Pacer::new(Pace::Rate(3.0), 0);
+        let last = (0..=3_000_000).filter_map(|_| pacer.target_ns(7)).last();
+        assert_eq!(last, Some(1_000_000_000_000_000), "three million thirds of a second");
+    }
+
+    #[test]
+    fn time_that_runs_backwards_stands_still() {
+        let mut pacer = Pacer::new(Pace::Original(1.0), 0);
+        assert_eq!(targets(&mut pacer, &[100, 300, 200, 400]), [0, 200, 200, 300]);
+    }
+
+    #[test]
+    fn rounds_follow_each_other_at_the_mean_distance() {
+        let mut pacer = Pacer::new(Pace::Original(1.0), 0);
+        assert_eq!(targets(&mut pacer, &[100, 200, 300]), [0, 100, 200]);
+        pacer.begin_round(3);
+        assert_eq!(targets(&mut pacer, &[100, 200, 300]), [300, 400, 500]);
+        pacer.begin_round(3);
+        assert_eq!(targets(&mut pacer, &[100]), [600]);
+        let mut pacer = Pacer::new(Pace::Rate(1e9), 0);
+        assert_eq!(targets(&mut pacer, &[0, 0]), [0, 1]);
+        pacer.begin_round(2);
+        assert_eq!(targets(&mut pacer, &[0, 0]), [2, 3]);
+    }
+
+    #[test]
+    fn as_fast_as_possible_has_no_targets() {
+        assert_eq!(Pacer::new(Pace::Max, 0).target_ns(1), None);
+    }
+}

@@ -1,0 +1,218 @@
+//! Captures to the wire: each datagram at its time, to its address or another.
+
+mod address;
+mod report;
+
+use std::{
+    collections::HashMap,
+    io,
+    net::{SocketAddr, SocketAddrV4},
+    ops::ControlFlow,
+    time::Duration,
+};
+
+use mdgw_feeds::time::MonoNs;
+use socket2::Socket;
+
+use self::report::Timing;
+pub use self::{
+    address::{AddressRewrite, Addresses, InvalidRewrite},
+    report::{Lateness, WireSummary},
+};
+use super::{
+    merge::Merge,
+    pacer::{Pace, Pacer},
+};
+use crate::{
+    capture_file::CaptureError,
+    net::sockets::{Interface, OutputOptions, SocketError, open_output},
+    sys::clock::mono_now,
+};
+
+/// How to send.
+#[derive(Clone, Debug)]
+pub struct WireOptions {
+    /// How fast.
+    pub pace: Pace,
+    /// Where to.
+    pub addresses: Addresses,
+    /// By which interface multicast leaves; `None` leaves the choice to the routing table.
+    pub interface: Option<Interface>,
+    /// Hops that multicast may take.
+    pub ttl: u8,
+    /// How often; 0: until the caller breaks off.
+    pub rounds: u64,
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug)]
+pub struct WireProgress {
+    /// Bytes read of the files in this round, as they are on disk.
+    pub file_bytes: u64,
+}
+
+/// Why captures could not be sent. Damage inside a capture stands in the summary.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    /// A capture could not be opened.
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
+    /// A socket could not be opened.
+    #[error("replay")]
+    Socket(#[from] SocketError),
+    /// A datagram could not be sent.
+    #[error("send to {destination}")]
+    Send {
+        /// Where to.
+        destination: SocketAddrV4,
+        /// Why not.
+        source: io::Error,
+    },
+    /// There is no address to send to.
+    #[error("replay: {path} has no addresses: say where to with --to ADDR:PORT")]
+    NoAddress {
+        /// The file.
+        path: String,
+    },
+    /// An address of the other family.
+    #[error("replay: cannot send to {0}: only IPv4 is sent; rewrite it with --to or --map")]
+    NotIpv4(SocketAddr),
+}
+
+/// Sends everything that `open` opens, once for each round. Broken off by `watch`, it ends with what was sent so far.
+///
+/// # Errors
+/// See [`WireError`].
+pub fn run(
+    open: impl Fn() -> Result<Merge, CaptureError>,
+    options: &WireOptions,
+    watch: &mut dyn FnMut(WireProgress) -> ControlFlow<()>,
+) -> Result<WireSummary, WireError> {
+    let mut sender = Sender { options, sockets: HashMap::new() };
+    let mut timing = Timing::new();
+    let mut pacer = Pacer::new(options.pace, mono_now().0);
+    let begun = mono_now();
+    let mut round = 0;
+    let (damages, is_interrupted) = loop {
+        let mut merge = open()?;
+        let sent_before = timing.packets();
+        let flow = play(&mut merge, &mut sender, &mut pacer, &mut timing, watch)?;
+        round += 1;
+        let is_empty = timing.packets() == sent_before;
+        if flow.is_break() || round == options.rounds || is_empty {
+            break (merge.into_damages(), flow.is_break());
+        }
+        pacer.begin_round(timing.packets() - sent_before);
+    };
+    Ok(timing.summary(round, mono_now().since(begun), &damages, is_interrupted))
+}
+
+fn play(
+    merge: &mut Merge,
+    sender: &mut Sender<'_>,
+    pacer: &mut Pacer,
+    timing: &mut Timing,
+    watch: &mut dyn FnMut(WireProgress) -> ControlFlow<()>,
+) -> Result<ControlFlow<()>, WireError> {
+    let mut until_look = PACKETS_PER_LOOK;
+    while merge.advance() {
+        let Some((file, datagram)) = merge.current() else { break };
+        let target = pacer.target_ns(datagram.time_ns).map(MonoNs);
+        let mut look = || watch(WireProgress { file_bytes: merge.file_bytes_read() });
+        until_look -= 1;
+        if until_look == 0 {
+            until_look = PACKETS_PER_LOOK;
+            if look().is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        if let Some(target) = target
+            && wait_until(target, &mut look).is_break()
+        {
+            return Ok(ControlFlow::Break(()));
+        }
+        let destination = sender.destination(file, datagram.dst, merge)?;
+        // Taken before the call: the packet is on its way when it returns.
+        let late_ns = target.map(|target| mono_now().since(target));
+        sender.send(destination, datagram.payload)?;
+        timing.sent(datagram.payload.len(), late_ns);
+    }
+    Ok(ControlFlow::Continue(()))
+}
+
+/// Sleeps until shortly before the target and spins the rest: sleeping alone is late by the timer's slack.
+fn wait_until(target: MonoNs, look: &mut dyn FnMut() -> ControlFlow<()>) -> ControlFlow<()> {
+    loop {
+        let left_ns = target.since(mono_now());
+        if left_ns == 0 {
+            return ControlFlow::Continue(());
+        }
+        if left_ns <= SPIN_NS {
+            std::hint::spin_loop();
+            continue;
+        }
+        if left_ns > LOOK_NS {
+            look()?;
+        }
+        std::thread::sleep(Duration::from_nanos((left_ns - SPIN_NS).min(LOOK_NS)));
+    }
+}
+
+/// One socket for each destination.
+struct Sender<'a> {
+    options: &'a WireOptions,
+    sockets: HashMap<SocketAddrV4, (Socket, Option<SocketAddrV4>)>,
+}
+
+impl Sender<'_> {
+    fn destination(&self, file: usize, dst: SocketAddr, merge: &Merge) -> Result<SocketAddrV4, WireError> {
+        match self.options.addresses.rewrite(file, dst) {
+            SocketAddr::V4(address) if address.ip().is_unspecified() => Err(WireError::NoAddress {
+                path: merge.files().nth(file).map(|file| file.path().display().to_string()).unwrap_or_default(),
+            }),
+            SocketAddr::V4(address) => Ok(address),
+            address @ SocketAddr::V6(_) => Err(WireError::NotIpv4(address)),
+        }
+    }
+
+    fn send(&mut self, destination: SocketAddrV4, payload: &[u8]) -> Result<(), WireError> {
+        if !self.sockets.contains_key(&destination) {
+            self.open(destination)?;
+        }
+        let Some((socket, address)) = self.sockets.get(&destination) else { return Ok(()) };
+        loop {
+            let sent = match address {
+                None => socket.send(payload),
+                Some(address) => socket.send_to(payload, &(*address).into()),
+            };
+            match sent {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(WireError::Send { destination, source }),
+            }
+        }
+    }
+
+    #[cold]
+    fn open(&mut self, destination: SocketAddrV4) -> Result<(), WireError> {
+        let options =
+            OutputOptions { ttl: self.options.ttl, ..OutputOptions::new(destination, self.options.interface.clone()) };
+        let output = open_output(&options)?;
+        let source = |source| WireError::Send { destination, source };
+        let socket = Socket::from(output.socket.try_clone().map_err(source)?);
+        // A full send buffer is waited for: the pace gives way, and the report tells.
+        socket.set_nonblocking(false).map_err(source)?;
+        self.sockets.insert(destination, (socket, output.destination));
+        Ok(())
+    }
+}
+
+/// Longest spin before a packet. Covers the slack of the kernel's timers (50 us) and the way out of an idle state.
+const SPIN_NS: u64 = 200_000;
+/// Between two looks at progress and the caller's wish to stop.
+const LOOK_NS: u64 = 50_000_000;
+/// The same while packets leave without waiting.
+const PACKETS_PER_LOOK: u32 = 1_024;
+
+#[cfg(test)]
+mod tests;

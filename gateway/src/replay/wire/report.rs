@@ -1,0 +1,150 @@
+//! What was sent, and how well the pace was kept.
+
+use std::fmt::Write as _;
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::{capture_file::CaptureError, replay::summary::grouped};
+
+/// Collects while packets are sent.
+#[derive(Debug)]
+pub(super) struct Timing {
+    packets: u64,
+    bytes: u64,
+    /// How long after its intended time each packet was handed to the kernel, ns; empty where there are no times.
+    late_ns: Histogram<u64>,
+}
+
+/// What was sent, and how well the pace was kept.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WireSummary {
+    /// Packets.
+    pub packets: u64,
+    /// Payload bytes.
+    pub bytes: u64,
+    /// Rounds begun.
+    pub rounds: u64,
+    /// From start to end, s.
+    pub elapsed_seconds: f64,
+    /// Packets in a second, on average.
+    pub packets_per_second: f64,
+    /// How late packets were against the intended time; `None` where they went as fast as possible.
+    pub lateness: Option<Lateness>,
+    /// Whether it was broken off.
+    pub interrupted: bool,
+    /// What ended files before their end.
+    pub damages: Vec<String>,
+}
+
+/// Timing error against absolute intended times: a stall shows in every packet that it held up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Lateness {
+    /// Median, ns.
+    pub p50_ns: u64,
+    /// 99 of 100 were not later, ns.
+    pub p99_ns: u64,
+    /// 999 of 1,000 were not later, ns.
+    pub p999_ns: u64,
+    /// The latest, ns.
+    pub max_ns: u64,
+}
+
+impl Timing {
+    pub(super) fn new() -> Self {
+        // Grows as needed; three digits are to be had for any range.
+        let late_ns = Histogram::new(3).unwrap_or_else(|_| unreachable!("three digits are allowed"));
+        Self { packets: 0, bytes: 0, late_ns }
+    }
+
+    pub(super) fn sent(&mut self, payload_bytes: usize, late_ns: Option<u64>) {
+        self.packets += 1;
+        self.bytes += payload_bytes as u64;
+        if let Some(late_ns) = late_ns {
+            self.late_ns.saturating_record(late_ns);
+        }
+    }
+
+    pub(super) fn packets(&self) -> u64 {
+        self.packets
+    }
+
+    pub(super) fn summary(
+        &self,
+        rounds: u64,
+        elapsed_ns: u64,
+        damages: &[CaptureError],
+        interrupted: bool,
+    ) -> WireSummary {
+        let elapsed_seconds = std::time::Duration::from_nanos(elapsed_ns).as_secs_f64();
+        WireSummary {
+            packets: self.packets,
+            bytes: self.bytes,
+            rounds,
+            elapsed_seconds,
+            #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+            packets_per_second: self.packets as f64 / elapsed_seconds.max(1e-9),
+            lateness: (!self.late_ns.is_empty()).then(|| Lateness {
+                p50_ns: self.late_ns.value_at_quantile(0.5),
+                p99_ns: self.late_ns.value_at_quantile(0.99),
+                p999_ns: self.late_ns.value_at_quantile(0.999),
+                max_ns: self.late_ns.max(),
+            }),
+            interrupted,
+            damages: damages.iter().map(|damage| format!("{damage}: {}", damage.fault)).collect(),
+        }
+    }
+}
+
+impl WireSummary {
+    /// One line of JSON.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// A table for people.
+    #[must_use]
+    pub fn to_table(&self) -> String {
+        let mut text = String::new();
+        let mut row = |name: &str, value: String| {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{name:<12} {value}");
+        };
+        row("packets", format!("{} ({} bytes of payload)", grouped(self.packets), grouped(self.bytes)));
+        if self.rounds > 1 {
+            row("rounds", grouped(self.rounds));
+        }
+        row("sent in", format!("{:.3} s, {:.0} packets/s", self.elapsed_seconds, self.packets_per_second));
+        if let Some(Lateness { p50_ns, p99_ns, p999_ns, max_ns }) = self.lateness {
+            let [p50, p99, p999, max] = [p50_ns, p99_ns, p999_ns, max_ns].map(microseconds);
+            row("late by", format!("p50 {p50}  p99 {p99}  p99.9 {p999}  max {max} us"));
+        }
+        if self.interrupted {
+            row("interrupted", "before the end".to_owned());
+        }
+        text
+    }
+}
+
+fn microseconds(ns: u64) -> String {
+    format!("{}.{:01}", ns / 1_000, ns % 1_000 / 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lateness_is_told_only_where_there_was_a_pace() {
+        let mut timing = Timing::new();
+        timing.sent(100, None);
+        assert_eq!(timing.summary(1, 1_000_000_000, &[], false).lateness, None);
+        timing.sent(50, Some(1_500));
+        let summary = timing.summary(1, 2_000_000_000, &[], false);
+        assert_eq!((summary.packets, summary.bytes, summary.packets_per_second), (2, 150, 1.0));
+        assert_eq!(summary.lateness.unwrap().max_ns, 1_500);
+        assert!(summary.to_table().contains("max 1.5 us"));
+        assert!(!summary.to_json().contains('\n'));
+    }
+}
