@@ -22,5 +22,6 @@ mod sink;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 
+pub(crate) use packet::packet_header;
 pub use publisher::{PublishCounts, PublishMode, Publisher, PublisherConfig};
 pub use sink::{LogSink, Numbering, SinkCounts};

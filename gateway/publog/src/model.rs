@@ -172,6 +172,9 @@ proptest! {
         let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
         let there = read_all(&mut reader);
         let session = [u8::try_from(target_run).unwrap(); 16];
+        let of_session: Vec<_> = there.iter().filter(|entry| entry.session == session).collect();
+        let range = of_session.first().map(|oldest| (oldest.first, of_session[of_session.len() - 1].next));
+        prop_assert_eq!(reader.range_of(session).unwrap(), range);
         let settles = |entry: &Written| entry.session == session && (entry.next > target || entry.first >= target);
         let first_of_session = there.iter().position(|entry| entry.session == session);
         let (expected, index) = match (there.iter().position(settles), first_of_session) {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::{
     Entry, LogError, Position, SessionBytes,
     directory::{segment_numbers, segment_path},
-    segment::{ReadSegment, Seen},
+    segment::{ReadSegment, Seen, Slot},
 };
 
 /// Follows a log. Within a segment, [`next`](Self::next) makes no system call; segments stay readable for as long as
@@ -123,7 +123,8 @@ impl Reader {
                 // Made ahead: unless the one before it is sealed, the log has not come here.
                 continue;
             }
-            let from = segment.slots().next_back().map_or(begin, |(_, _, offset)| offset);
+            let last = segment.slots().rev().find(|slot| segment.is_sound(slot));
+            let from = last.map_or(begin, |slot| slot.offset);
             self.stand(segment, from);
             while self.next().is_some() {}
             return Ok(());
@@ -156,6 +157,26 @@ impl Reader {
         }
     }
 
+    /// What the log holds of a session: `[first, next)`, `None` if nothing. Leaves the reader behind the session's last
+    /// entry.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn range_of(&mut self, session: SessionBytes) -> Result<Option<(u64, u64)>, LogError> {
+        self.seek(session, 0)?;
+        let Some(first) = self.peek().filter(|entry| entry.session == session).map(|entry| entry.first) else {
+            return Ok(None);
+        };
+        let mut range = (first, first);
+        let Some((segment, offset, _)) = self.find_slot(session, u64::MAX)? else { return Ok(None) };
+        self.stand(segment, offset);
+        while let Some(entry) = self.peek().filter(|entry| entry.session == session) {
+            range.1 = entry.next;
+            self.next();
+        }
+        Ok(Some(range))
+    }
+
     /// Goes to a place that a [`Reader`], or the log's writer, has named. `false` when it is gone or in the writer's
     /// private memory; the reader is then where it was.
     ///
@@ -176,17 +197,12 @@ impl Reader {
         let mut oldest = None;
         for number in segment_numbers(&self.directory)?.into_iter().rev() {
             let Some(segment) = self.map(number)? else { continue };
-            let mut last_before = None;
-            let mut first_here = None;
-            for (_, first, offset) in segment.slots().filter(|(slot_session, ..)| *slot_session == session) {
-                first_here.get_or_insert(offset);
-                if first < sequence {
-                    last_before = Some(offset);
-                }
+            let is_of_session = |slot: &Slot| slot.session == session && segment.is_sound(slot);
+            let before = segment.slots().rev().find(|slot| slot.first < sequence && is_of_session(slot));
+            if let Some(slot) = before {
+                return Ok(Some((segment, slot.offset, true)));
             }
-            if let Some(offset) = last_before {
-                return Ok(Some((segment, offset, true)));
-            }
+            let first_here = segment.slots().find(is_of_session).map(|slot| slot.offset);
             match first_here {
                 Some(offset) => oldest = Some((segment, offset, false)),
                 None if oldest.is_some() => break,

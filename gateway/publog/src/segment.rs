@@ -127,19 +127,29 @@ impl ReadSegment {
         at >= self.head.layout.entries_offset && matches!(self.see(at), Seen::Sealed)
     }
 
-    /// Index slots whose entry exists: session, first, offset.
-    pub(crate) fn slots(&self) -> impl DoubleEndedIterator<Item = (SessionBytes, u64, usize)> + '_ {
+    /// Index slots, oldest first. They outlive a crash on their own, so [`Self::is_sound`] has the last word.
+    pub(crate) fn slots(&self) -> impl DoubleEndedIterator<Item = Slot> + '_ {
         let count = word(&self.map, SLOT_COUNT).load_acquire();
         let count = usize::try_from(count).unwrap_or(usize::MAX).min(self.head.layout.slot_count_max);
-        (0..count).filter_map(move |index| {
+        (0..count).map(move |index| {
             let [low, high, first, offset] = slot_words(&self.map, index).map(|word| word.load(Relaxed));
-            let offset = usize::try_from(offset).ok()?;
-            let session = session_from_words([low, high]);
-            // A slot outlives a crash on its own, so the entry has the last word.
-            matches!(self.see(offset), Seen::Entry(entry) if entry.session == session && entry.first == first)
-                .then_some((session, first, offset))
+            let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+            Slot { session: session_from_words([low, high]), first, offset }
         })
     }
+
+    /// Whether the slot leads to the entry that it names.
+    pub(crate) fn is_sound(&self, slot: &Slot) -> bool {
+        matches!(self.see(slot.offset), Seen::Entry(entry) if entry.session == slot.session && entry.first == slot.first)
+    }
+}
+
+/// One step of the way from sequence to entry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot {
+    pub(crate) session: SessionBytes,
+    pub(crate) first: u64,
+    pub(crate) offset: usize,
 }
 
 /// A segment that its one writer appends to.

@@ -10,7 +10,8 @@ use zerocopy::transmute;
 
 use crate::net::batch::HEADER_BYTES;
 
-/// The header of the packet whose body is `entry`; `flags` on top of those that the entry was committed with.
+/// The header of the packet whose body is `entry`; `flags` on top of those that the entry was committed with. In a
+/// retransmission a heartbeat ends an answer, so an entry without frames isn't flagged as one there.
 #[inline]
 pub(crate) fn packet_header(
     group: GroupId,
@@ -21,10 +22,12 @@ pub(crate) fn packet_header(
     flags: PacketFlags,
 ) -> [u8; HEADER_BYTES] {
     let [committed_flags, _] = entry.flags.to_le_bytes();
+    let all = flags.0 | committed_flags;
+    let is_again = flags.contains(PacketFlags::RETRANSMISSION) && !flags.contains(PacketFlags::HEARTBEAT);
     transmute!(PacketHeader {
         magic: PACKET_MAGIC.into(),
         version: PACKET_VERSION,
-        flags: flags.0 | committed_flags,
+        flags: if is_again { all & !PacketFlags::HEARTBEAT.0 } else { all },
         group: group.0.into(),
         channel: channel.0.into(),
         frame_count: entry.frame_count.into(),

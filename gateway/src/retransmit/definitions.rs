@@ -1,0 +1,108 @@
+//! What a late joiner needs before anything else: the definitions of the session so far.
+
+use mdgw_feeds::{
+    frame::{FRAME_HEADER_BYTES, FrameFlags, FrameKind},
+    published::packet::Frames,
+};
+use mdgw_publog::{Reader, SessionBytes};
+use zerocopy::IntoBytes;
+
+/// Follows a channel's log and keeps the frames that define or name instruments: definition and symbol mapping records.
+/// They stay here when their segments are gone from the log.
+#[derive(Debug)]
+pub(super) struct Definitions {
+    reader: Reader,
+    session: Option<SessionBytes>,
+    /// Whole frames back to back, and where each ends.
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+    bytes_max: usize,
+    /// Frames of this session for which there was no room.
+    left_out: u64,
+    /// Where the log has come to in `session`.
+    next: u64,
+}
+
+impl Definitions {
+    /// From the oldest entry that the log has.
+    pub(super) fn new(reader: Reader, bytes_max: usize) -> Self {
+        Self { reader, session: None, bytes: Vec::new(), ends: Vec::new(), bytes_max, left_out: 0, next: 0 }
+    }
+
+    /// Reads at most that many entries. Whether there may be more.
+    pub(super) fn follow(&mut self, entries_max: usize) -> bool {
+        for _ in 0..entries_max {
+            let Some(entry) = self.reader.next() else { return false };
+            if self.session != Some(entry.session) {
+                self.session = Some(entry.session);
+                (self.left_out, self.next) = (0, 0);
+                self.bytes.clear();
+                self.ends.clear();
+            }
+            self.next = entry.next;
+            for (header, body) in Frames::of_body(entry.payload) {
+                let flags = FrameFlags(header.flags);
+                let is_whole = flags.contains(FrameFlags::FIRST_PART) && flags.contains(FrameFlags::LAST_PART);
+                if header.kind != FrameKind::Message as u8 || !is_whole || !defines(body) {
+                    continue;
+                }
+                if self.bytes.len() + FRAME_HEADER_BYTES + body.len() > self.bytes_max {
+                    self.left_out += 1;
+                    continue;
+                }
+                self.bytes.extend_from_slice(header.as_bytes());
+                self.bytes.extend_from_slice(body);
+                self.ends.push(self.bytes.len());
+            }
+        }
+        true
+    }
+
+    /// The session that the log is in, once there is one.
+    pub(super) fn session(&self) -> Option<SessionBytes> {
+        self.session
+    }
+
+    /// How many frames there are; their numbers begin at 0.
+    pub(super) fn count(&self) -> u64 {
+        self.ends.len() as u64
+    }
+
+    /// Frames for which there was no room.
+    pub(super) fn left_out(&self) -> u64 {
+        self.left_out
+    }
+
+    /// Where the log has come to in the session.
+    pub(super) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// As many frames from number `first` on as fit `bytes_max`: their bytes, and the number behind the last.
+    pub(super) fn packet_from(&self, first: u64, bytes_max: usize) -> Option<(&[u8], u64)> {
+        let first = usize::try_from(first).ok()?;
+        let begin = if first == 0 { 0 } else { *self.ends.get(first - 1)? };
+        let fitting = self.ends.get(first..)?.iter().take_while(|end| **end - begin <= bytes_max).count();
+        let end = *self.ends.get(first..first + fitting)?.last()?;
+        Some((self.bytes.get(begin..end)?, (first + fitting) as u64))
+    }
+}
+
+/// Whether any record of a frame's body defines or names an instrument. A record's first byte is its length in units
+/// of four bytes, its second its type.
+fn defines(body: &[u8]) -> bool {
+    let mut rest = body;
+    while let [length, record_type, ..] = *rest {
+        if record_type == INSTRUMENT_DEFINITION || record_type == SYMBOL_MAPPING {
+            return true;
+        }
+        match rest.get(4 * usize::from(length)..) {
+            Some(behind) if length > 0 => rest = behind,
+            _ => return false,
+        }
+    }
+    false
+}
+
+const INSTRUMENT_DEFINITION: u8 = dbn::enums::rtype::INSTRUMENT_DEF;
+const SYMBOL_MAPPING: u8 = dbn::enums::rtype::SYMBOL_MAPPING;

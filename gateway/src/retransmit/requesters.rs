@@ -1,0 +1,194 @@
+//! Who is answered, and how much.
+
+use std::{collections::HashMap, net::Ipv4Addr};
+
+use mdgw_feeds::time::MonoNs;
+
+use crate::config::resolved::RetransmissionLimits;
+
+/// What every requester has left, by source address. Bounded; a requester is forgotten once it has its full allowance
+/// again, since it is then as good as new.
+#[derive(Debug)]
+pub(super) struct Requesters {
+    limits: RetransmissionLimits,
+    allowances: HashMap<Ipv4Addr, Allowance>,
+    /// When forgetting is worth a look again: it takes a walk over all of them.
+    sweep_at: MonoNs,
+}
+
+/// Why a request gets no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// From no network that is answered.
+    Network,
+    /// More requests or more bytes than the requester may have.
+    Rate,
+    /// Too many requesters at once.
+    TooMany,
+}
+
+/// What one requester has saved up, as time: at most a second of it, which buys a second's worth of requests and of
+/// bytes.
+#[derive(Clone, Copy, Debug)]
+struct Allowance {
+    request_ps: u64,
+    byte_ps: u64,
+    at: MonoNs,
+}
+
+impl Requesters {
+    pub(super) fn new(limits: RetransmissionLimits) -> Self {
+        let allowances = HashMap::with_capacity(limits.requesters_max);
+        Self { limits, allowances, sweep_at: MonoNs(0) }
+    }
+
+    pub(super) fn limits(&self) -> &RetransmissionLimits {
+        &self.limits
+    }
+
+    pub(super) fn set_limits(&mut self, limits: RetransmissionLimits) {
+        *self = Self::new(limits);
+    }
+
+    /// Takes one request out of the requester's allowance. Bytes that its answer may have.
+    pub(super) fn admit(&mut self, requester: Ipv4Addr, now: MonoNs) -> Result<u64, Refusal> {
+        if !self.limits.allowed.iter().any(|network| network.contains(requester)) {
+            return Err(Refusal::Network);
+        }
+        if !self.allowances.contains_key(&requester) && self.allowances.len() >= self.limits.requesters_max {
+            self.sweep(now);
+            if self.allowances.len() >= self.limits.requesters_max {
+                return Err(Refusal::TooMany);
+            }
+        }
+        let (request_cost, byte_cost) = self.costs();
+        let allowance = self.allowances.entry(requester).or_insert_with(|| Allowance::full(now));
+        allowance.grow(now);
+        let bytes = allowance.byte_ps / byte_cost;
+        if allowance.request_ps < request_cost || bytes < ANSWER_BYTES_MIN {
+            return Err(Refusal::Rate);
+        }
+        allowance.request_ps -= request_cost;
+        Ok(bytes)
+    }
+
+    /// Takes what an answer came to out of the requester's allowance.
+    pub(super) fn charge(&mut self, requester: Ipv4Addr, bytes: u64) {
+        let (_, byte_cost) = self.costs();
+        if let Some(allowance) = self.allowances.get_mut(&requester) {
+            allowance.byte_ps = allowance.byte_ps.saturating_sub(bytes.saturating_mul(byte_cost));
+        }
+    }
+
+    /// What a request and a byte cost: the time it takes to earn them.
+    fn costs(&self) -> (u64, u64) {
+        let request = PS_PER_S / u64::from(self.limits.requests_per_second).clamp(1, PS_PER_S);
+        (request, PS_PER_S / self.limits.bytes_per_second.clamp(1, PS_PER_S))
+    }
+
+    fn sweep(&mut self, now: MonoNs) {
+        if now < self.sweep_at {
+            return;
+        }
+        self.sweep_at = now.plus(SWEEP_NS);
+        self.allowances.retain(|_, allowance| {
+            allowance.grow(now);
+            allowance.request_ps < PS_PER_S || allowance.byte_ps < PS_PER_S
+        });
+    }
+}
+
+impl Allowance {
+    fn full(now: MonoNs) -> Self {
+        Self { request_ps: PS_PER_S, byte_ps: PS_PER_S, at: now }
+    }
+
+    fn grow(&mut self, now: MonoNs) {
+        let grown = now.since(self.at).saturating_mul(PS_PER_NS);
+        self.request_ps = self.request_ps.saturating_add(grown).min(PS_PER_S);
+        self.byte_ps = self.byte_ps.saturating_add(grown).min(PS_PER_S);
+        self.at = now;
+    }
+}
+
+const PS_PER_S: u64 = 1_000_000_000_000;
+const PS_PER_NS: u64 = 1_000;
+const SWEEP_NS: u64 = 100_000_000;
+/// A packet and the end of the answer: with less, an answer would be worth nothing.
+const ANSWER_BYTES_MIN: u64 = 2_048;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn limits() -> RetransmissionLimits {
+        RetransmissionLimits {
+            allowed: vec!["10.0.0.0/8".parse().unwrap(), "192.168.1.7".parse().unwrap()],
+            requests_per_second: 10,
+            bytes_per_second: 100_000,
+            packets_per_request_max: 100,
+            requesters_max: 2,
+        }
+    }
+
+    fn host(text: &str) -> Ipv4Addr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn only_configured_networks_are_answered() {
+        let mut requesters = Requesters::new(limits());
+        for (address, answer) in [
+            ("10.9.9.9", Ok(100_000)),
+            ("192.168.1.7", Ok(100_000)),
+            ("192.168.1.8", Err(Refusal::Network)),
+            ("11.0.0.1", Err(Refusal::Network)),
+        ] {
+            assert_eq!(requesters.admit(host(address), MonoNs(0)), answer, "{address}");
+        }
+    }
+
+    #[test]
+    fn a_requester_gets_its_rate_and_no_more_and_does_not_take_from_others() {
+        let mut requesters = Requesters::new(limits());
+        let (greedy, other) = (host("10.0.0.1"), host("10.0.0.2"));
+        let mut admitted = 0;
+        // Ten seconds, a hundred requests in each.
+        for step in 0..1_000 {
+            admitted += u32::from(requesters.admit(greedy, MonoNs(step * SECOND / 100)).is_ok());
+        }
+        assert!((10 + 99..=10 + 100).contains(&admitted), "a second's worth saved, then ten a second: {admitted}");
+        assert!(requesters.admit(other, MonoNs(10 * SECOND)).is_ok());
+    }
+
+    #[test]
+    fn answers_use_up_bytes_and_time_gives_them_back() {
+        let mut requesters = Requesters::new(limits());
+        let requester = host("10.0.0.1");
+        assert_eq!(requesters.admit(requester, MonoNs(0)), Ok(100_000));
+        requesters.charge(requester, 99_000);
+        assert_eq!(requesters.admit(requester, MonoNs(1)), Err(Refusal::Rate));
+        assert_eq!(requesters.admit(requester, MonoNs(SECOND / 2)), Ok(51_000));
+        requesters.charge(requester, 1_000_000);
+        assert_eq!(requesters.admit(requester, MonoNs(SECOND / 2)), Err(Refusal::Rate));
+        assert_eq!(requesters.admit(requester, MonoNs(60 * SECOND)), Ok(100_000), "a second's worth is all it saves");
+    }
+
+    #[test]
+    fn the_table_is_bounded_and_forgets_who_has_been_quiet() {
+        let mut requesters = Requesters::new(limits());
+        for (address, now, answer) in [
+            ("10.0.0.1", 0, Ok(100_000)),
+            ("10.0.0.2", 0, Ok(100_000)),
+            ("10.0.0.3", 0, Err(Refusal::TooMany)),
+            ("10.0.0.1", SECOND, Ok(100_000)),
+            ("10.0.0.3", SECOND + 1, Ok(100_000)),
+            ("10.0.0.4", SECOND + 1, Err(Refusal::TooMany)),
+        ] {
+            assert_eq!(requesters.admit(host(address), MonoNs(now)), answer, "{address} at {now}");
+            assert!(requesters.allowances.len() <= 2);
+        }
+    }
+}
