@@ -8,6 +8,7 @@
 //! together once. Nothing here allocates after construction, and nothing here makes a system call.
 
 mod control;
+pub(in crate::net) mod lent;
 pub(in crate::net) mod memory;
 mod receive;
 mod send;

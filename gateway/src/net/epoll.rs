@@ -14,7 +14,7 @@ use std::{
 
 use mdgw_feeds::{identity::Line, time::MonoNs};
 
-pub(in crate::net) use self::ready::{EVENTS_MAX, ReadySet, event_of};
+pub(in crate::net) use self::ready::{EVENTS_MAX, ReadySet, Signals, event_of};
 use super::{
     batch::{ReceiveBatch, SendBatch},
     handle_set::{Event, Handle, HandleSet, LineSet, ThreadIo, Wait},

@@ -7,6 +7,8 @@
 //! completed within one call. What a wait brought that was being taken back is left to the next leader in
 //! [`Handed`], or its edges would be lost.
 
+mod buffers;
+mod multishot;
 mod submission;
 
 use std::{
@@ -19,6 +21,7 @@ use crossbeam_queue::ArrayQueue;
 use io_uring::{opcode, types};
 use mdgw_feeds::{identity::Line, time::MonoNs};
 
+pub use self::multishot::{MultishotIo, MultishotSet};
 use self::submission::{Request, Ring};
 use super::{
     batch::{PACKETS_MAX, ReceiveBatch, SendBatch, memory::Fixed},

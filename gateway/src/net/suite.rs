@@ -127,8 +127,9 @@ impl<'f, I: ThreadIo> Reader<'f, I> {
         bytes
     }
 
-    /// Looks until nothing is left: wake-ups of `add` and the like.
+    /// Takes the wake-up of `add` or `remove`.
     fn settle(&mut self) {
+        while !self.turn(Wait::Block, 64, |_, _| {}).contains(&Event::Wake) {}
         while !self.turn(Wait::Poll, 64, |_, _| {}).is_empty() {}
     }
 }

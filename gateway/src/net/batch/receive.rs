@@ -4,12 +4,14 @@ use std::{
     fmt, io,
     net::{Ipv4Addr, SocketAddrV4},
     os::fd::RawFd,
+    sync::Arc,
 };
 
 use mdgw_feeds::{identity::Line, time::UnixNs};
 
 use super::{
     control::{self, CONTROL_BYTES, Control},
+    lent::{LentBuffers, LentDatagram},
     memory::Fixed,
 };
 
@@ -49,7 +51,7 @@ pub struct ReceivedDatagram<'a> {
 ///               ├─ names[i]       who sent it
 ///               └─ controls[i]    stamps
 /// ```
-/// `free[len..]` are the indices of rows that hold nothing; row order and order of arrival differ where a submission
+/// `free[rows_filled..]` are the numbers of rows that hold nothing; row order and order of arrival differ where a submission
 /// left holes.
 pub struct ReceiveBatch {
     rows: Rows,
@@ -58,6 +60,9 @@ pub struct ReceiveBatch {
     /// Whether `free` still counts up, so that free rows lie side by side.
     in_sequence: bool,
     filled: Vec<Filled>,
+    /// Rows among `filled`; the others lie in buffers of `lender`.
+    rows_filled: usize,
+    lender: Option<Arc<LentBuffers>>,
 }
 
 impl ReceiveBatch {
@@ -75,12 +80,18 @@ impl ReceiveBatch {
         assert!((1..=1_024).contains(&packets_max), "packets_max {packets_max}: 1 to 1,024");
         let rows = Rows::new(packets_max, datagram_bytes_max);
         let free = (0..=u16::MAX).take(packets_max).collect();
-        Self { rows, free, in_sequence: true, filled: Vec::with_capacity(packets_max) }
+        Self { rows, free, in_sequence: true, filled: Vec::with_capacity(packets_max), rows_filled: 0, lender: None }
     }
 
-    /// Forgets its datagrams.
+    /// Forgets its datagrams. Those that were lent go back to where they came from.
     pub fn clear(&mut self) {
+        for filled in &self.filled {
+            if let (Place::Lent { id, .. }, Some(lender)) = (filled.place, &self.lender) {
+                lender.give_back(id);
+            }
+        }
         self.filled.clear();
+        self.rows_filled = 0;
         if !self.in_sequence {
             self.free.sort_unstable();
             self.in_sequence = true;
@@ -118,14 +129,15 @@ impl ReceiveBatch {
 
     /// Copies a datagram in, for sources that are no socket. False when there is no room.
     pub fn copy_in(&mut self, datagram: &ReceivedDatagram<'_>) -> bool {
-        let Some(&row) = self.free.get(self.filled.len()) else { return false };
+        let Some(row) = self.first_free_row() else { return false };
         let length = datagram.bytes.len().min(self.rows.datagram_bytes_max);
         let target = self.rows.bytes_of(row);
         // SAFETY: the row has `datagram_bytes_max` bytes at `target`, no more than that are written, and no reference
         // into a free row exists; `datagram.bytes` cannot lie in it, since it would borrow `self`.
         unsafe { target.copy_from_nonoverlapping(datagram.bytes.as_ptr(), length) };
+        self.rows_filled += 1;
         self.filled.push(Filled {
-            row,
+            place: Place::Row(row),
             length,
             line: datagram.line,
             ts_recv: datagram.ts_recv,
@@ -141,7 +153,7 @@ impl ReceiveBatch {
     /// # Errors
     /// As `recvmmsg`, other than "nothing there".
     pub(in crate::net) fn receive_many(&mut self, line: Line, socket: RawFd) -> io::Result<bool> {
-        let Some(&row) = self.free.get(self.filled.len()) else { return Ok(true) };
+        let Some(row) = self.first_free_row() else { return Ok(true) };
         let asked = self.rows_side_by_side();
         let headers = self.rows.headers.at(usize::from(row));
         // SAFETY: recvmmsg(2) reads and writes `asked` headers from `headers` on and, through them, the memory that
@@ -162,7 +174,10 @@ impl ReceiveBatch {
     /// Header of the `offset`th free row, for a request that fills it; `None` when there is no such row. The kernel may
     /// write to the row until [`Self::settle`].
     pub(in crate::net) fn free_header(&mut self, offset: usize) -> Option<*mut libc::msghdr> {
-        let &row = self.free.get(self.filled.len() + offset)?;
+        if offset >= self.room() {
+            return None;
+        }
+        let &row = self.free.get(self.rows_filled + offset)?;
         let header = self.rows.headers.at(usize::from(row));
         // SAFETY: `header` is a value of `headers`; only the address of its first field is taken.
         Some(unsafe { &raw mut (*header).msg_hdr })
@@ -171,10 +186,10 @@ impl ReceiveBatch {
     /// Takes over the free rows that requests filled: for each, in the order of [`Self::free_header`], its line and
     /// the bytes received, `None` where nothing was. Every one of the requests has been completed.
     pub(in crate::net) fn settle(&mut self, requests: impl Iterator<Item = (Line, Option<usize>)>) {
-        let first = self.filled.len();
+        let first = self.rows_filled;
         for (offset, (line, received)) in requests.enumerate() {
             let Some(length) = received else { continue };
-            let (next, at) = (self.filled.len(), first + offset);
+            let (next, at) = (self.rows_filled, first + offset);
             if next != at {
                 self.free.swap(next, at);
                 self.in_sequence = false;
@@ -184,9 +199,10 @@ impl ReceiveBatch {
     }
 
     fn view(&self, filled: &Filled) -> ReceivedDatagram<'_> {
-        // SAFETY: the row has been in use since its `length` bytes were written (`take_over` and `copy_in` cut it at the
-        // row's size), and nobody writes to a row in use before `clear`, which needs `&mut self`.
-        let bytes = unsafe { std::slice::from_raw_parts(self.rows.bytes_of(filled.row), filled.length) };
+        // SAFETY: a row has been in use since its `length` bytes were written (`take_over` and `copy_in` cut it at the
+        // row's size); a lent buffer is ours since `hold`, and `length` bytes of it were written. Nobody writes to
+        // either before `clear`, which needs `&mut self`.
+        let bytes = unsafe { std::slice::from_raw_parts(self.address(filled.place), filled.length) };
         ReceivedDatagram {
             line: filled.line,
             bytes,
@@ -197,15 +213,52 @@ impl ReceiveBatch {
         }
     }
 
+    fn address(&self, place: Place) -> *const u8 {
+        match (place, &self.lender) {
+            (Place::Row(row), _) => self.rows.bytes_of(row),
+            (Place::Lent { id, offset }, Some(lender)) => lender.at(id).wrapping_add(offset),
+            (Place::Lent { .. }, None) => unreachable!("`hold` comes after `take_from`"),
+        }
+    }
+
+    /// Makes these buffers the ones that the batch may hold.
+    pub(super) fn take_from(&mut self, buffers: &Arc<LentBuffers>) -> io::Result<()> {
+        if self.lender.as_ref().is_some_and(|lender| Arc::ptr_eq(lender, buffers)) {
+            return Ok(());
+        }
+        if self.filled.len() > self.rows_filled {
+            return Err(io::Error::other("the batch still holds buffers of another ring"));
+        }
+        self.lender = Some(Arc::clone(buffers));
+        Ok(())
+    }
+
+    /// Notes a datagram in a buffer that is the batch's from now on.
+    pub(super) fn hold(&mut self, id: u16, datagram: &LentDatagram, line: Line) {
+        self.filled.push(Filled {
+            place: Place::Lent { id, offset: datagram.offset },
+            length: datagram.length,
+            line,
+            ts_recv: datagram.ts_recv,
+            stamp: datagram.stamp,
+            source: datagram.source,
+            truncated: datagram.truncated,
+        });
+    }
+
+    fn first_free_row(&self) -> Option<u16> {
+        if self.room() == 0 { None } else { self.free.get(self.rows_filled).copied() }
+    }
+
     /// How many free rows follow the first free one without a hole.
     fn rows_side_by_side(&self) -> u16 {
-        let free = self.free.get(self.filled.len()..).unwrap_or(&[]);
+        let free = self.free.get(self.rows_filled..).unwrap_or(&[]);
         let count = if self.in_sequence {
             free.len()
         } else {
             1 + free.windows(2).take_while(|pair| matches!(pair, [a, b] if a + 1 == *b)).count()
         };
-        u16::try_from(count).unwrap_or(u16::MAX)
+        u16::try_from(count.min(self.room())).unwrap_or(u16::MAX)
     }
 
     /// Notes what the kernel wrote into the first free row, and makes its header ready for the next time. `length`
@@ -221,8 +274,9 @@ impl ReceiveBatch {
         let control = unsafe { &*self.rows.controls.at(usize::from(row)) };
         let control_bytes = header.msg_hdr.msg_controllen.min(CONTROL_BYTES);
         let (ts_recv, stamp) = control::stamp(control.0.get(..control_bytes).unwrap_or(&[]));
+        self.rows_filled += 1;
         self.filled.push(Filled {
-            row,
+            place: Place::Row(row),
             length,
             line,
             ts_recv,
@@ -233,6 +287,12 @@ impl ReceiveBatch {
         header.msg_hdr.msg_namelen = NAME_BYTES;
         header.msg_hdr.msg_controllen = CONTROL_BYTES;
         header.msg_hdr.msg_flags = 0;
+    }
+}
+
+impl Drop for ReceiveBatch {
+    fn drop(&mut self) {
+        self.clear();
     }
 }
 
@@ -247,13 +307,20 @@ unsafe impl Send for ReceiveBatch {}
 
 /// What is known of a datagram.
 struct Filled {
-    row: u16,
+    place: Place,
     length: usize,
     line: Line,
     ts_recv: Option<UnixNs>,
     stamp: StampKind,
     source: SocketAddrV4,
     truncated: bool,
+}
+
+/// Where a datagram's bytes lie.
+#[derive(Clone, Copy)]
+enum Place {
+    Row(u16),
+    Lent { id: u16, offset: usize },
 }
 
 /// The memory that the kernel fills.

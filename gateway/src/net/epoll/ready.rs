@@ -21,22 +21,16 @@ pub(in crate::net) fn no_events() -> Box<[libc::epoll_event; EVENTS_MAX]> {
 #[derive(Debug)]
 pub(in crate::net) struct ReadySet {
     epoll: OwnedFd,
-    timer: OwnedFd,
-    wake: OwnedFd,
+    signals: Signals,
 }
 
 impl ReadySet {
     pub(in crate::net) fn new() -> io::Result<Self> {
         // SAFETY: epoll_create1(2) takes no pointer.
         let epoll = owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: timerfd_create(2) takes no pointer.
-        let timer =
-            owned(unsafe { libc::timerfd_create(libc::CLOCK_BOOTTIME, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC) })?;
-        // SAFETY: eventfd(2) takes no pointer.
-        let wake = owned(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) })?;
-        let set = Self { epoll, timer, wake };
-        set.control(libc::EPOLL_CTL_ADD, set.timer.as_raw_fd(), TIMER)?;
-        set.control(libc::EPOLL_CTL_ADD, set.wake.as_raw_fd(), WAKE)?;
+        let set = Self { epoll, signals: Signals::new()? };
+        set.control(libc::EPOLL_CTL_ADD, set.signals.timer(), TIMER)?;
+        set.control(libc::EPOLL_CTL_ADD, set.signals.wake_up(), WAKE)?;
         Ok(set)
     }
 
@@ -54,6 +48,76 @@ impl ReadySet {
         self.control(libc::EPOLL_CTL_DEL, socket.as_raw_fd(), 0)?;
         self.wake();
         Ok(())
+    }
+
+    pub(in crate::net) fn wake(&self) {
+        self.signals.wake();
+    }
+
+    pub(in crate::net) fn set_timer(&self, at: Option<MonoNs>) {
+        self.signals.set_timer(at);
+    }
+
+    /// Waits and returns what came; an interruption brings nothing.
+    pub(in crate::net) fn wait<'e>(
+        &self,
+        wait: Wait,
+        room: usize,
+        events: &'e mut [libc::epoll_event; EVENTS_MAX],
+    ) -> io::Result<&'e [libc::epoll_event]> {
+        let count = i32::try_from(room.clamp(1, EVENTS_MAX)).unwrap_or(1);
+        let timeout_ms = match wait {
+            Wait::Poll => 0,
+            Wait::Block => -1,
+        };
+        // SAFETY: epoll_wait(2) writes at most `count` events, and there is room for that many.
+        let seen = unsafe { libc::epoll_wait(self.epoll(), events.as_mut_ptr(), count, timeout_ms) };
+        let Ok(seen) = usize::try_from(seen) else {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::Interrupted { Ok(&[]) } else { Err(error) };
+        };
+        Ok(events.get(..seen).unwrap_or(&[]))
+    }
+
+    fn control(&self, operation: i32, descriptor: RawFd, user_data: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: EDGE, u64: user_data };
+        // SAFETY: epoll_ctl(2) reads `event`.
+        let refused = unsafe { libc::epoll_ctl(self.epoll(), operation, descriptor, &raw mut event) };
+        if refused == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+/// One timer and one wake-up as descriptors to be watched. Edges are what counts: neither needs to be read.
+#[derive(Debug)]
+pub(in crate::net) struct Signals {
+    timer: OwnedFd,
+    wake: OwnedFd,
+}
+
+impl Signals {
+    pub(in crate::net) fn new() -> io::Result<Self> {
+        // SAFETY: timerfd_create(2) takes no pointer.
+        let timer =
+            owned(unsafe { libc::timerfd_create(libc::CLOCK_BOOTTIME, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC) })?;
+        // SAFETY: eventfd(2) takes no pointer.
+        let wake = owned(unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) })?;
+        Ok(Self { timer, wake })
+    }
+
+    pub(in crate::net) fn timer(&self) -> RawFd {
+        self.timer.as_raw_fd()
+    }
+
+    /// Whether the timer has gone off since it was set or since this was asked.
+    pub(in crate::net) fn take_expiry(&self) -> bool {
+        let mut expiries = 0_u64;
+        // SAFETY: read(2) writes at most 8 bytes to `expiries`.
+        let read = unsafe { libc::read(self.timer.as_raw_fd(), (&raw mut expiries).cast(), size_of::<u64>()) };
+        read > 0 && expiries > 0
+    }
+
+    pub(in crate::net) fn wake_up(&self) -> RawFd {
+        self.wake.as_raw_fd()
     }
 
     pub(in crate::net) fn wake(&self) {
@@ -83,34 +147,6 @@ impl ReadySet {
         };
         // The descriptor is a timer of ours and the time is in range: no other error is possible.
         debug_assert_eq!(refused, 0);
-    }
-
-    /// Waits and returns what came; an interruption brings nothing.
-    pub(in crate::net) fn wait<'e>(
-        &self,
-        wait: Wait,
-        room: usize,
-        events: &'e mut [libc::epoll_event; EVENTS_MAX],
-    ) -> io::Result<&'e [libc::epoll_event]> {
-        let count = i32::try_from(room.clamp(1, EVENTS_MAX)).unwrap_or(1);
-        let timeout_ms = match wait {
-            Wait::Poll => 0,
-            Wait::Block => -1,
-        };
-        // SAFETY: epoll_wait(2) writes at most `count` events, and there is room for that many.
-        let seen = unsafe { libc::epoll_wait(self.epoll(), events.as_mut_ptr(), count, timeout_ms) };
-        let Ok(seen) = usize::try_from(seen) else {
-            let error = io::Error::last_os_error();
-            return if error.kind() == io::ErrorKind::Interrupted { Ok(&[]) } else { Err(error) };
-        };
-        Ok(events.get(..seen).unwrap_or(&[]))
-    }
-
-    fn control(&self, operation: i32, descriptor: RawFd, user_data: u64) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: EDGE, u64: user_data };
-        // SAFETY: epoll_ctl(2) reads `event`.
-        let refused = unsafe { libc::epoll_ctl(self.epoll(), operation, descriptor, &raw mut event) };
-        if refused == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 }
 

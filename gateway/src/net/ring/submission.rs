@@ -1,8 +1,8 @@
 //! One ring of one thread: requests in, completions out, and the sends that both io_uring backends make.
 
-use std::{fmt, io};
+use std::{fmt, io, os::fd::RawFd};
 
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::{EnterFlags, IoUring, opcode, squeue, types};
 
 use crate::net::batch::{PACKETS_MAX, SendBatch};
 
@@ -31,8 +31,8 @@ pub(super) enum Request {
     Receive(usize),
     /// Sends, by its place in the batch.
     Send(usize),
-    /// Receives until it is cancelled, by its slot and the slot's use count.
-    Multishot(u16, u32),
+    /// Receives until it is cancelled, by its slot.
+    Multishot(u16),
 }
 
 /// How an enter ended.
@@ -53,7 +53,7 @@ impl Request {
             Self::Wake => (3, 0),
             Self::Receive(index) => (4, index as u64),
             Self::Send(index) => (5, index as u64),
-            Self::Multishot(slot, uses) => (6, u64::from(slot) | u64::from(uses) << 16),
+            Self::Multishot(slot) => (6, u64::from(slot)),
         };
         kind << KIND_SHIFT | value
     }
@@ -68,7 +68,7 @@ impl Request {
             3 => Self::Wake,
             4 => Self::Receive(value as usize),
             5 => Self::Send(value as usize),
-            _ => Self::Multishot(value as u16, (value >> 16) as u32),
+            _ => Self::Multishot(value as u16),
         }
     }
 }
@@ -122,7 +122,8 @@ impl Ring {
     /// What cannot pass by trying again; the ring is broken then.
     pub(super) fn enter(&mut self, wanted: usize) -> io::Result<Entered> {
         self.check()?;
-        match self.ring.submit_and_wait(wanted) {
+        let entered = if wanted == 0 { self.submit_and_run() } else { self.ring.submit_and_wait(wanted) };
+        match entered {
             Ok(_) => Ok(Entered::Done),
             Err(error) => match error.raw_os_error() {
                 Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => Ok(Entered::Interrupted),
@@ -134,11 +135,43 @@ impl Ring {
         }
     }
 
+    /// The crate asks for completion work only where some was due before; submitting may be what makes it due.
+    fn submit_and_run(&mut self) -> io::Result<usize> {
+        let queued = u32::try_from(self.ring.submission().len()).unwrap_or(0);
+        let flags = EnterFlags::GETEVENTS.bits();
+        // SAFETY: io_uring_enter(2) reads `queued` entries, all pushed as `push` demands; there is no argument.
+        unsafe { self.ring.submitter().enter::<libc::sigset_t>(queued, 0, flags, None) }
+    }
+
     /// Hands each completion to `each`, with its result and flags.
     pub(super) fn completions(&mut self, mut each: impl FnMut(Request, i32, u32)) {
         for completion in self.ring.completion() {
             each(Request::from_user_data(completion.user_data()), completion.result(), completion.flags());
         }
+    }
+
+    /// Makes room for registered sockets.
+    pub(super) fn reserve_sockets(&self, count: u32) -> io::Result<()> {
+        self.ring.submitter().register_files_sparse(count)
+    }
+
+    /// Registers a socket in a slot, or clears the slot (-1). The ring keeps the socket open meanwhile.
+    pub(super) fn set_socket(&self, slot: u16, socket: RawFd) -> io::Result<()> {
+        self.ring.submitter().register_files_update(slot.into(), &[socket]).map(drop)
+    }
+
+    /// Registers a ring of provided buffers.
+    ///
+    /// # Safety
+    /// At `address`, the start of a page, is room for `count` entries until [`Self::unregister_buffers`] has
+    /// succeeded, and what the entries lead to belongs to the kernel until it has been filled.
+    pub(super) unsafe fn register_buffers(&self, address: u64, count: u16, group: u16) -> io::Result<()> {
+        // SAFETY: as demanded of our caller.
+        unsafe { self.ring.submitter().register_buf_ring_with_flags(address, count, group, 0) }
+    }
+
+    pub(super) fn unregister_buffers(&self, group: u16) -> io::Result<()> {
+        self.ring.submitter().unregister_buf_ring(group)
     }
 
     /// Queues a batch's packets, in order.
@@ -209,7 +242,7 @@ mod tests {
             Request::Wake,
             Request::Receive(63),
             Request::Send(0),
-            Request::Multishot(u16::MAX, u32::MAX),
+            Request::Multishot(u16::MAX),
         ] {
             assert_eq!(Request::from_user_data(request.user_data()), request);
         }
