@@ -8,6 +8,7 @@ pub mod config;
 pub mod dbn_file;
 pub mod engine;
 pub mod fence;
+pub mod gateway;
 pub mod net;
 pub mod observe;
 pub mod pipeline;

@@ -152,10 +152,18 @@ impl RetransmissionService {
         // Relaxed: the flag orders nothing, and a look a few milliseconds later is as good.
         while !stop.load(Relaxed) {
             if !self.turn(mono_now())? {
-                poll::readable([self.socket.as_fd()], FOLLOW_INTERVAL)?;
+                self.wait()?;
             }
         }
         Ok(())
+    }
+
+    /// Waits for a request, a few milliseconds at most: logs are followed too.
+    ///
+    /// # Errors
+    /// As poll(2).
+    pub fn wait(&self) -> io::Result<()> {
+        poll::readable([self.socket.as_fd()], FOLLOW_INTERVAL).map(|_| ())
     }
 
     /// Answers the requests that wait and follows the logs, both within bounds. Whether there may be more to do.

@@ -12,8 +12,10 @@ use std::{
 };
 
 use mdgw_feeds::{
+    channel::Numbering,
     identity::{ChannelId, Epoch, Feed, Session},
-    time::TradingDate,
+    time::{TradingDate, UnixNs},
+    transport::VenueSession,
 };
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -87,22 +89,22 @@ impl StateFile {
         Ok(Epoch::new(count, node))
     }
 
-    /// The last session of a channel.
+    /// The last numbering of a channel.
     #[must_use]
-    pub fn session(&self, channel: ChannelId) -> Option<Session> {
-        self.state.sessions.get(&channel.0).and_then(StoredSession::to_session)
+    pub fn numbering(&self, channel: ChannelId) -> Option<Numbering> {
+        self.state.numberings.get(&channel.0).and_then(StoredNumbering::to_numbering)
     }
 
-    /// Keeps a channel's session. Writes only where it is a new one.
+    /// Keeps a channel's numbering. Writes only where its session is a new one.
     ///
     /// # Errors
     /// When it can't be written; the old one then stays in force.
-    pub fn set_session(&mut self, channel: ChannelId, session: Session) -> Result<(), StateError> {
-        if self.session(channel) == Some(session) {
+    pub fn set_numbering(&mut self, channel: ChannelId, numbering: Numbering) -> Result<(), StateError> {
+        if self.numbering(channel).is_some_and(|kept| kept.session == numbering.session) {
             return Ok(());
         }
         let mut state = self.state.clone();
-        state.sessions.insert(channel.0, StoredSession::of(session));
+        state.numberings.insert(channel.0, StoredNumbering::of(&numbering));
         self.replace(state)
     }
 
@@ -123,21 +125,26 @@ impl StateFile {
 struct State {
     version: u32,
     epoch_count: u64,
-    sessions: BTreeMap<u16, StoredSession>,
+    numberings: BTreeMap<u16, StoredNumbering>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct StoredSession {
+struct StoredNumbering {
     feed: String,
     /// `YYYYMMDD`.
     date: u32,
     restart: u32,
+    /// The venue's own name of it.
+    venue: [u8; 16],
+    /// The venue's sending times of its first packet and of the newest seen when it was kept, ns since 1970 UTC.
+    started_ns: u64,
+    latest_ns: u64,
 }
 
 impl Default for State {
     fn default() -> Self {
-        Self { version: VERSION, epoch_count: 0, sessions: BTreeMap::new() }
+        Self { version: VERSION, epoch_count: 0, numberings: BTreeMap::new() }
     }
 }
 
@@ -153,8 +160,8 @@ impl State {
         if state.epoch_count > EPOCH_COUNT_MAX {
             return Err(format!("epoch count {} needs more than 56 bits", state.epoch_count));
         }
-        for (channel, session) in &state.sessions {
-            session.to_session().ok_or_else(|| format!("session of channel {channel} is none: {session:?}"))?;
+        for (channel, numbering) in &state.numberings {
+            numbering.to_numbering().ok_or_else(|| format!("numbering of channel {channel} is none: {numbering:?}"))?;
         }
         Ok(state)
     }
@@ -164,14 +171,28 @@ impl State {
     }
 }
 
-impl StoredSession {
-    fn of(session: Session) -> Self {
-        Self { feed: session.feed.name().to_owned(), date: session.date.yyyymmdd(), restart: session.restart }
+impl StoredNumbering {
+    fn of(numbering: &Numbering) -> Self {
+        let Numbering { session, venue, started, latest } = numbering;
+        Self {
+            feed: session.feed.name().to_owned(),
+            date: session.date.yyyymmdd(),
+            restart: session.restart,
+            venue: venue.0,
+            started_ns: started.0,
+            latest_ns: latest.0,
+        }
     }
 
-    fn to_session(&self) -> Option<Session> {
+    fn to_numbering(&self) -> Option<Numbering> {
         let feed = Feed::from_name(&self.feed)?;
-        Some(Session { feed, date: TradingDate::from_yyyymmdd(self.date)?, restart: self.restart })
+        let session = Session { feed, date: TradingDate::from_yyyymmdd(self.date)?, restart: self.restart };
+        Some(Numbering {
+            session,
+            venue: VenueSession(self.venue),
+            started: UnixNs(self.started_ns),
+            latest: UnixNs(self.latest_ns),
+        })
     }
 }
 
@@ -199,8 +220,14 @@ const FILE_BYTES_MAX: usize = 16 << 20;
 mod tests {
     use super::*;
 
-    fn session(restart: u32) -> Session {
-        Session { feed: Feed::IexDeep, date: TradingDate::from_yyyymmdd(20_170_425).unwrap(), restart }
+    fn numbering(restart: u32) -> Numbering {
+        let date = TradingDate::from_yyyymmdd(20_170_425).unwrap();
+        Numbering {
+            session: Session { feed: Feed::IexDeep, date, restart },
+            venue: VenueSession([7; 16]),
+            started: UnixNs(1),
+            latest: UnixNs(2),
+        }
     }
 
     #[test]
@@ -222,13 +249,16 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         let mut state = StateFile::open(&path).unwrap();
-        assert_eq!(state.session(ChannelId(1)), None);
-        state.set_session(ChannelId(1), session(0)).unwrap();
-        state.set_session(ChannelId(2), session(4)).unwrap();
-        state.set_session(ChannelId(1), session(11)).unwrap();
+        assert_eq!(state.numbering(ChannelId(1)), None);
+        state.set_numbering(ChannelId(1), numbering(0)).unwrap();
+        state.set_numbering(ChannelId(2), numbering(4)).unwrap();
+        state.set_numbering(ChannelId(1), numbering(11)).unwrap();
         state.next_epoch(0, None).unwrap();
         let state = StateFile::open(&path).unwrap();
-        assert_eq!((state.session(ChannelId(1)), state.session(ChannelId(2))), (Some(session(11)), Some(session(4))));
+        assert_eq!(
+            (state.numbering(ChannelId(1)), state.numbering(ChannelId(2))),
+            (Some(numbering(11)), Some(numbering(4)))
+        );
     }
 
     #[test]
@@ -236,9 +266,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         let mut state = StateFile::open(&path).unwrap();
-        state.set_session(ChannelId(1), session(1)).unwrap();
+        state.set_numbering(ChannelId(1), numbering(1)).unwrap();
         fs::remove_file(&path).unwrap();
-        state.set_session(ChannelId(1), session(1)).unwrap();
+        state.set_numbering(ChannelId(1), numbering(1)).unwrap();
         assert!(!path.exists());
     }
 
@@ -247,7 +277,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.json");
         let mut state = StateFile::open(&path).unwrap();
-        state.set_session(ChannelId(1), session(1)).unwrap();
+        state.set_numbering(ChannelId(1), numbering(1)).unwrap();
         let good = fs::read_to_string(&path).unwrap();
         let cuts = (0..good.trim_end().len()).map(|length| good[..length].to_owned());
         let edits = [

@@ -15,6 +15,8 @@ use mdgw_feeds::{
 };
 
 use crate::engine::dispatch::{DispatchConfig, PromotionPolicy, ThreadConfig, WaitPolicy};
+use crate::net::probe::IoChoice;
+pub use crate::net::sockets::Interface;
 
 /// All of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -144,6 +146,16 @@ pub enum IoBackend {
     Epoll,
 }
 
+impl From<IoBackend> for IoChoice {
+    fn from(backend: IoBackend) -> Self {
+        match backend {
+            IoBackend::Auto => Self::Auto,
+            IoBackend::IoUring => Self::IoUring,
+            IoBackend::Epoll => Self::Epoll,
+        }
+    }
+}
+
 /// A channel, its lines and its limits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChannelSetup {
@@ -228,15 +240,6 @@ pub struct LineConfig {
     pub receive_buffer_bytes: usize,
     /// `SO_BUSY_POLL`, if it is to be set.
     pub busy_poll_us: Option<u32>,
-}
-
-/// A network interface, as the configuration names it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Interface {
-    /// By name: `lo`, `eth0`.
-    Name(String),
-    /// By one of its addresses.
-    Address(Ipv4Addr),
 }
 
 /// The venue's retransmission server of a channel.
@@ -418,15 +421,6 @@ pub const WAIT_POLICIES: [(WaitPolicy, &str); 3] =
 /// Promotion policies with the names that the configuration uses.
 pub const PROMOTION_POLICIES: [(PromotionPolicy, &str); 2] =
     [(PromotionPolicy::Strict, "strict"), (PromotionPolicy::Lazy, "lazy")];
-
-impl fmt::Display for Interface {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Name(name) => f.write_str(name),
-            Self::Address(address) => address.fmt(f),
-        }
-    }
-}
 
 fn mask(prefix_bits: u8) -> u32 {
     u32::MAX.checked_shl(32 - u32::from(prefix_bits)).unwrap_or(0)

@@ -1,0 +1,192 @@
+//! The whole gateway: from a configuration to running pools with their cold threads, and back.
+//!
+//! Start: state file and epoch → logs → sockets → pools → sockets into the handle sets. Stop: the other way round, so
+//! that nothing is handed over to what is gone already.
+
+mod cold;
+mod pool;
+mod report;
+mod wiring;
+
+use std::{path::PathBuf, sync::Arc};
+
+use mdgw_feeds::identity::{ChannelId, Epoch};
+use thiserror::Error;
+
+pub use self::report::{ChannelReport, GatewayReport, LineReport};
+use self::{cold::ColdThreads, pool::RunningPool, wiring::Wiring};
+use crate::{
+    config::Resolved,
+    engine::{
+        dispatch::{FailReason, StartError},
+        roles::Gauges,
+    },
+    net::{probe::MissingIoUring, sockets::SocketError},
+    observe::{
+        counters::{Reading, Registry},
+        latency_thread::LatencyThread,
+    },
+    retransmit::ServiceError,
+    state_file::StateError,
+};
+
+/// A running gateway. Dropping it without [`Self::stop`] leaves its threads running.
+#[derive(Debug)]
+pub struct Gateway {
+    epoch: Epoch,
+    pools: Vec<PoolOfChannels>,
+    registry: Arc<Registry>,
+    latency: LatencyThread,
+    cold: ColdThreads,
+}
+
+#[derive(Debug)]
+struct PoolOfChannels {
+    pool: Box<dyn RunningPool>,
+    /// In the order of their indices in the pool.
+    channels: Vec<(ChannelId, String)>,
+}
+
+/// Why a gateway did not start.
+#[derive(Debug, Error)]
+pub enum GatewayError {
+    /// The state file.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// A publication log.
+    #[error("cannot open the publication log of channel {channel}: {source}")]
+    Log {
+        /// Whose.
+        channel: String,
+        /// Why.
+        source: mdgw_publog::LogError,
+    },
+    /// A socket.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// A backend that the kernel doesn't have.
+    #[error(transparent)]
+    Backend(#[from] MissingIoUring),
+    /// A pool's threads.
+    #[error("cannot start pool {pool}: {source}")]
+    Pool {
+        /// Which.
+        pool: String,
+        /// Why.
+        source: StartError,
+    },
+    /// The retransmission service.
+    #[error(transparent)]
+    Retransmission(#[from] ServiceError),
+    /// Anything else that the system refused.
+    #[error("cannot {act}: {source}")]
+    Io {
+        /// What was tried.
+        act: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+impl GatewayError {
+    fn io(act: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let act = act.into();
+        move |source| Self::Io { act, source }
+    }
+}
+
+impl Gateway {
+    /// Starts everything that the configuration names.
+    ///
+    /// # Errors
+    /// The first thing that can't be had. Nothing is left running then.
+    pub fn start(config: &Resolved) -> Result<Self, GatewayError> {
+        let registry = Arc::new(Registry::default());
+        let mut wiring = Wiring::new(config, &registry)?;
+        let epoch = wiring.epoch();
+        let mut pools = Vec::new();
+        for (number, pool) in config.pools.iter().enumerate() {
+            let started = wiring.start_pool(number, pool);
+            match started {
+                Ok(Some(pool)) => pools.push(pool),
+                // A pool without channels has nothing to do.
+                Ok(None) => {}
+                Err(error) => {
+                    for PoolOfChannels { pool, .. } in pools {
+                        pool.shutdown();
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        let (latency, cold) = wiring.start_cold_threads()?;
+        tracing::info!(epoch = epoch.count(), channels = config.channels.len(), pools = pools.len(), "gateway runs");
+        Ok(Self { epoch, pools, registry, latency, cold })
+    }
+
+    /// The epoch under which it publishes.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Counters of all channels, as they stand.
+    #[must_use]
+    pub fn readings(&self) -> Vec<Reading> {
+        self.registry.read()
+    }
+
+    /// The log of latencies, if there is one.
+    #[must_use]
+    pub fn latency_log(&self) -> Option<&PathBuf> {
+        self.latency.log()
+    }
+
+    /// What each pool's threads are doing and have done.
+    pub fn gauges(&self) -> impl Iterator<Item = Gauges> {
+        self.pools.iter().map(|pool| pool.pool.gauges())
+    }
+
+    /// Channels that are out of service, and why.
+    pub fn failed(&self) -> impl Iterator<Item = (&str, FailReason)> {
+        self.pools.iter().flat_map(|pool| {
+            pool.channels
+                .iter()
+                .enumerate()
+                .filter_map(|(index, (_, name))| Some((name.as_str(), pool.pool.failed(index)?)))
+        })
+    }
+
+    /// Why a pool has stopped by itself, if one has.
+    #[must_use]
+    pub fn fault(&self) -> Option<String> {
+        self.pools.iter().find_map(|pool| pool.pool.fault())
+    }
+
+    /// What may change while it runs: see [`Resolved::diff_reloadable`].
+    pub fn reload(&self, config: &Resolved) {
+        self.latency.set_interval_ns(config.latency.interval_ns);
+        self.cold.reload(config);
+    }
+
+    /// Ends in order: threads are joined, logs are closed, the state is on disk.
+    ///
+    /// # Errors
+    /// When latency logs or state could not be written to their end; everything has ended all the same.
+    pub fn stop(self) -> Result<GatewayReport, GatewayError> {
+        let Self { epoch, pools, latency, cold, .. } = self;
+        let mut channels = Vec::new();
+        let mut gauges = Vec::new();
+        for PoolOfChannels { pool, channels: names } in pools {
+            gauges.push(pool.gauges());
+            for (pipeline, (id, name)) in pool.shutdown().iter().zip(names) {
+                channels.push(ChannelReport::of(pipeline, id, name));
+            }
+        }
+        let kernel_drops = cold.kernel_drops();
+        let stopped = cold.stop();
+        let collected = latency.stop().map_err(GatewayError::io("write the latency log"));
+        stopped?;
+        Ok(GatewayReport { epoch, channels, gauges, kernel_drops, latency: collected? })
+    }
+}

@@ -1,0 +1,206 @@
+//! What runs beside the pools, on threads that may wait: log keeping, state on disk, drop counters, memberships,
+//! retransmission.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use crossbeam_queue::ArrayQueue;
+use mdgw_feeds::{
+    channel::Numbering,
+    identity::{ChannelId, Line},
+};
+use mdgw_publog::Keeper;
+
+use super::GatewayError;
+use crate::{
+    config::{
+        Resolved,
+        resolved::{RetransmissionConfig, RetransmissionLimits},
+    },
+    net::{
+        drops::SocketDrops,
+        sockets::{Membership, MembershipWatch},
+    },
+    retransmit::{RetransmissionService, ServedChannel},
+    state_file::{StateError, StateFile},
+    sys::clock::{mono_now, unix_now},
+};
+
+/// What the cold threads work on.
+pub(super) struct ColdParts<'c> {
+    pub(super) config: &'c Resolved,
+    pub(super) state: StateFile,
+    pub(super) numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
+    pub(super) keepers: Vec<Keeper>,
+    pub(super) memberships: Vec<Membership>,
+    pub(super) drops: SocketDrops,
+    pub(super) served: Vec<ServedChannel>,
+}
+
+/// The running threads.
+#[derive(Debug)]
+pub(super) struct ColdThreads {
+    stop: Arc<AtomicBool>,
+    keeper: Option<JoinHandle<Result<(), StateError>>>,
+    kernel_drops: Arc<Mutex<BTreeMap<(u32, u8), u64>>>,
+    memberships: Option<MembershipWatch>,
+    retransmission: Option<Retransmission>,
+}
+
+impl ColdThreads {
+    pub(super) fn start(parts: ColdParts<'_>) -> Result<Self, GatewayError> {
+        let ColdParts { config, state, numberings, keepers, memberships, drops, served } = parts;
+        let stop = Arc::new(AtomicBool::new(false));
+        let kernel_drops = Arc::new(Mutex::new(BTreeMap::new()));
+        let memberships = if memberships.is_empty() {
+            None
+        } else {
+            let watch = MembershipWatch::start(memberships, MembershipWatch::INTERVAL);
+            Some(watch.map_err(GatewayError::io("watch memberships"))?)
+        };
+        let chores = Chores { state, numberings, keepers, drops, kernel_drops: Arc::clone(&kernel_drops) };
+        let of_thread = Arc::clone(&stop);
+        let keeper = std::thread::Builder::new()
+            .name("mdgw-keeper".to_owned())
+            .spawn(move || chores.run(&of_thread))
+            .map_err(GatewayError::io("start the keeper's thread"))?;
+        let mut cold = Self { stop, keeper: Some(keeper), kernel_drops, memberships, retransmission: None };
+        if let Some(retransmission) = &config.retransmission {
+            cold.retransmission = Some(Retransmission::start(retransmission, served, &cold.stop)?);
+        }
+        Ok(cold)
+    }
+
+    /// Datagrams that the kernel dropped, by channel index and line.
+    pub(super) fn kernel_drops(&self) -> u64 {
+        self.kernel_drops.lock().unwrap_or_else(PoisonError::into_inner).values().sum()
+    }
+
+    pub(super) fn reload(&self, config: &Resolved) {
+        if let (Some(running), Some(retransmission)) = (&self.retransmission, &config.retransmission) {
+            *running.new_limits.lock().unwrap_or_else(PoisonError::into_inner) = Some(retransmission.limits.clone());
+        }
+    }
+
+    pub(super) fn stop(mut self) -> Result<(), GatewayError> {
+        self.stop.store(true, Ordering::Release);
+        drop(self.memberships.take());
+        if let Some(retransmission) = self.retransmission.take() {
+            // An error of its socket was logged when it came.
+            let _ = retransmission.thread.join();
+        }
+        let kept = self.keeper.take().map_or(Ok(Ok(())), JoinHandle::join);
+        kept.map_err(|_| GatewayError::Io {
+            act: "end the keeper's thread".to_owned(),
+            source: std::io::Error::other("it panicked"),
+        })??;
+        Ok(())
+    }
+}
+
+impl Drop for ColdThreads {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+    }
+}
+
+/// The retransmission service's thread.
+#[derive(Debug)]
+struct Retransmission {
+    thread: JoinHandle<()>,
+    new_limits: Arc<Mutex<Option<RetransmissionLimits>>>,
+}
+
+impl Retransmission {
+    fn start(
+        config: &RetransmissionConfig,
+        served: Vec<ServedChannel>,
+        stop: &Arc<AtomicBool>,
+    ) -> Result<Self, GatewayError> {
+        let mut service = RetransmissionService::new(config, served)?;
+        let new_limits = Arc::new(Mutex::new(None));
+        let (of_thread, stop) = (Arc::clone(&new_limits), Arc::clone(stop));
+        let thread = std::thread::Builder::new()
+            .name("mdgw-retransmit".to_owned())
+            .spawn(move || {
+                while !stop.load(Ordering::Acquire) {
+                    if let Some(limits) = of_thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                        service.set_limits(limits);
+                    }
+                    let turned = service.turn(mono_now()).and_then(|more| if more { Ok(()) } else { service.wait() });
+                    if let Err(error) = turned {
+                        tracing::error!(%error, "retransmission service");
+                        std::thread::sleep(PAUSE_AFTER_ERROR);
+                    }
+                }
+            })
+            .map_err(GatewayError::io("start the retransmission service's thread"))?;
+        Ok(Self { thread, new_limits })
+    }
+}
+
+/// A socket that fails once may fail at once again.
+const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
+
+struct Chores {
+    state: StateFile,
+    numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
+    keepers: Vec<Keeper>,
+    drops: SocketDrops,
+    kernel_drops: Arc<Mutex<BTreeMap<(u32, u8), u64>>>,
+}
+
+/// A segment is filled in no less than tens of milliseconds, and one is ready ahead.
+const TURN: Duration = Duration::from_millis(2);
+/// Drop counters are read once in so many turns.
+const TURNS_PER_DROP_READING: u32 = 50;
+
+impl Chores {
+    fn run(mut self, stop: &AtomicBool) -> Result<(), StateError> {
+        let mut turn = 0_u32;
+        while !stop.load(Ordering::Acquire) {
+            let now_ns = unix_now().0;
+            for keeper in &mut self.keepers {
+                keeper.turn(now_ns);
+            }
+            if let Err(error) = self.keep_numberings() {
+                // The stream goes on; a restarted gateway might count restarts from what is on disk.
+                tracing::error!(%error, "restart counts are not kept");
+            }
+            if turn.is_multiple_of(TURNS_PER_DROP_READING) {
+                self.read_drops();
+            }
+            turn = turn.wrapping_add(1);
+            std::thread::sleep(TURN);
+        }
+        self.read_drops();
+        self.keep_numberings()
+    }
+
+    fn keep_numberings(&mut self) -> Result<(), StateError> {
+        while let Some((channel, numbering)) = self.numberings.pop() {
+            tracing::info!(channel = channel.0, session = %numbering.session, "session");
+            self.state.set_numbering(channel, numbering)?;
+        }
+        Ok(())
+    }
+
+    fn read_drops(&mut self) {
+        let mut sums = self.kernel_drops.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = self.drops.read(|handle, dropped| {
+            *sums.entry((handle.channel.0, handle.line.0)).or_default() += u64::from(dropped);
+            let line = Line(handle.line.0);
+            tracing::warn!(channel = handle.channel.0, %line, dropped, "the kernel dropped datagrams: no room in the socket");
+        });
+        if let Err(error) = read {
+            tracing::warn!(%error, "a drop counter can't be read");
+        }
+    }
+}

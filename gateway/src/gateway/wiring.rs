@@ -1,0 +1,310 @@
+//! From configuration to parts: what each channel needs is made here and handed to its pool.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    net::{Ipv4Addr, SocketAddrV4},
+    os::fd::AsFd,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use crossbeam_queue::ArrayQueue;
+use mdgw_feeds::{
+    channel::{Channel, Numbering},
+    identity::{ChannelId, Epoch, Line},
+};
+use mdgw_publog::{Keeper, LogOptions, Retention};
+use socket2::Socket;
+
+use super::{
+    GatewayError, PoolOfChannels,
+    cold::{ColdParts, ColdThreads},
+    pool::PoolOf,
+};
+use crate::{
+    config::{
+        Resolved,
+        resolved::{ChannelSetup, OutputConfig, PoolConfig},
+    },
+    engine::{
+        dispatch::{Dispatch, WaitPolicy},
+        pool::Pool,
+    },
+    fence::Fence,
+    net::{
+        batch::{HEADER_BYTES, OutputIndex, Outputs, ReceiveBatch, SendBuffers},
+        drops::SocketDrops,
+        epoll::EpollSet,
+        handle_set::{ChannelIndex, Handle, HandleSet},
+        probe::{self, Backend, Waiting},
+        ring::RingSet,
+        sockets::{Membership, OutputOptions, ReceiveOptions, SourceFilter, open_output, open_receive},
+    },
+    observe::{
+        counters::Registry,
+        disclosure::Disclosure,
+        latency_thread::{LatencyThread, ThreadStages},
+        stages::stage_exchange,
+    },
+    pipeline::{COUNTERS, ChannelPipeline, LineSocket, PipelineLocal, PipelineParts, RecoverySocket},
+    publish::{LogSink, Publisher, PublisherConfig},
+    retransmit::ServedChannel,
+    state_file::StateFile,
+    sys::clock::unix_now,
+};
+
+/// Makes the parts and remembers what the cold threads will want of them.
+#[derive(Debug)]
+pub(super) struct Wiring<'c> {
+    config: &'c Resolved,
+    registry: &'c Registry,
+    state: StateFile,
+    epoch: Epoch,
+    fence: Arc<Fence>,
+    outputs: Arc<Outputs>,
+    numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
+    keepers: Vec<Keeper>,
+    memberships: Vec<Membership>,
+    drops: SocketDrops,
+    stages: Vec<ThreadStages>,
+    served: Vec<ServedChannel>,
+}
+
+impl<'c> Wiring<'c> {
+    pub(super) fn new(config: &'c Resolved, registry: &'c Registry) -> Result<Self, GatewayError> {
+        let mut state = StateFile::open(&config.gateway.state_file)?;
+        let epoch = state.next_epoch(config.gateway.node, None)?;
+        let outputs = config
+            .outputs
+            .iter()
+            .flat_map(|output| &output.lines)
+            .map(|line| {
+                open_output(&OutputOptions {
+                    ttl: u8::try_from(line.ttl).unwrap_or(u8::MAX),
+                    loopback: line.loopback,
+                    ..OutputOptions::new(line.address, Some(line.interface.clone()))
+                })
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(Self {
+            config,
+            registry,
+            state,
+            epoch,
+            fence: Arc::new(Fence::stand_alone(epoch)),
+            outputs: Outputs::new(outputs),
+            // A channel has one numbering at a time and the cold thread comes by every few milliseconds.
+            numberings: Arc::new(ArrayQueue::new(4 * config.channels.len().max(1))),
+            keepers: Vec::new(),
+            memberships: Vec::new(),
+            drops: SocketDrops::default(),
+            stages: Vec::new(),
+            served: Vec::new(),
+        })
+    }
+
+    pub(super) fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Starts one pool with its channels, if it has any.
+    pub(super) fn start_pool(
+        &mut self,
+        number: usize,
+        pool: &PoolConfig,
+    ) -> Result<Option<PoolOfChannels>, GatewayError> {
+        let setups: Vec<_> = self.config.channels.iter().filter(|channel| channel.pool == number).collect();
+        if setups.is_empty() {
+            return Ok(None);
+        }
+        let mut pipelines = Vec::with_capacity(setups.len());
+        for (index, setup) in setups.iter().enumerate() {
+            let index = ChannelIndex(u32::try_from(index).unwrap_or(u32::MAX));
+            pipelines.push(self.pipeline(index, setup)?);
+        }
+        let waiting = if pool.wait == WaitPolicy::Spin { Waiting::Spinning } else { Waiting::Blocking };
+        let io = |act: &str| GatewayError::io(format!("{act} for pool {}", pool.name));
+        let running = match probe::choose(pool.io.into(), pool.threads.count(), waiting)? {
+            Backend::Epoll => self.start_on(EpollSet::new().map_err(io("make an epoll set"))?, pool, pipelines)?,
+            Backend::Ring(wait) => self.start_on(RingSet::new(wait).map_err(io("make rings"))?, pool, pipelines)?,
+            Backend::Multishot => self.start_on(EpollSet::new().map_err(io("make an epoll set"))?, pool, pipelines)?,
+        };
+        let channels = setups.iter().map(|setup| (setup.id, setup.name.clone())).collect();
+        Ok(Some(PoolOfChannels { pool: running, channels }))
+    }
+
+    fn start_on<S: HandleSet + 'static>(
+        &mut self,
+        set: S,
+        pool: &PoolConfig,
+        pipelines: Vec<ChannelPipeline>,
+    ) -> Result<Box<dyn super::RunningPool>, GatewayError> {
+        let digits = self.config.latency.significant_digits;
+        let channels: Vec<_> = pipelines.iter().map(|pipeline| pipeline.channel().config().id).collect();
+        let mut recorders = Vec::new();
+        for thread in 0..pool.threads.count() {
+            let (recorder, collector) = stage_exchange(channels.len(), digits);
+            let thread = pool.thread_name(thread);
+            self.stages.push(ThreadStages { thread, channels: channels.clone(), collector });
+            recorders.push(Some(recorder));
+        }
+        let sockets: Vec<(Handle, Arc<Socket>)> = pipelines
+            .iter()
+            .enumerate()
+            .flat_map(|(index, pipeline)| {
+                let channel = ChannelIndex(u32::try_from(index).unwrap_or(u32::MAX));
+                pipeline.sockets().map(move |(line, socket)| (Handle { channel, line }, Arc::clone(socket.socket())))
+            })
+            .collect();
+
+        let outputs = Arc::clone(&self.outputs);
+        let quota_packets = pool.quota_packets;
+        let recorders = Mutex::new(recorders);
+        let local = move |thread: usize| {
+            let recorder = recorders
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get_mut(thread)
+                .and_then(Option::take)
+                .expect("each thread of a pool asks once for its own recorder");
+            let batch = ReceiveBatch::new(quota_packets, DATAGRAM_BYTES_MAX);
+            PipelineLocal::new(batch, SendBuffers::new(Arc::clone(&outputs)), recorder)
+        };
+        let running = Pool::start(&pool.dispatch_config(), Arc::new(set), pipelines, local)
+            .map_err(|source| GatewayError::Pool { pool: pool.name.clone(), source })?;
+        for (handle, socket) in sockets {
+            running.add(socket.as_fd(), handle).map_err(GatewayError::io("watch a line's socket"))?;
+            self.drops.add(handle, socket);
+        }
+        Ok(Box::new(PoolOf(running)))
+    }
+
+    fn pipeline(&mut self, index: ChannelIndex, setup: &ChannelSetup) -> Result<ChannelPipeline, GatewayError> {
+        let output = self.config.outputs.iter().find(|output| output.groups.contains(&setup.group));
+        let mut config = setup.channel_config();
+        config.resume = self.state.numbering(setup.id);
+        // Nobody outside can choose order ids that collide.
+        config.books.order_hash_seed = RandomState::new().hash_one(setup.id.0);
+
+        let (sink, log_directory) = self.open_log(setup, output)?;
+        let publisher = PublisherConfig {
+            group: setup.group,
+            channel: setup.id,
+            outputs: self.output_indices(output),
+            heartbeat_ns: output.map_or(HEARTBEAT_NS, |output| output.heartbeat_ns),
+            tail_packets_per_s: TAIL_PACKETS_PER_S,
+            send_ns_max: SEND_NS_MAX,
+            log_directory,
+        };
+        let publisher = Publisher::new(publisher, &sink);
+        Ok(ChannelPipeline::new(PipelineParts {
+            index,
+            channel: Channel::new(config),
+            lines: self.open_lines(setup)?,
+            recovery: self.open_recovery(setup)?,
+            sink,
+            publisher,
+            fence: Arc::clone(&self.fence),
+            counters: self.registry.register(&setup.name, &COUNTERS),
+            numberings: Arc::clone(&self.numberings),
+        }))
+    }
+
+    fn open_log(
+        &mut self,
+        setup: &ChannelSetup,
+        output: Option<&OutputConfig>,
+    ) -> Result<(LogSink, std::path::PathBuf), GatewayError> {
+        let gateway = &self.config.gateway;
+        let directory = gateway.log_dir.join(setup.id.0.to_string());
+        let mut options = LogOptions::new(&directory, setup.id.0);
+        options.segment_bytes = usize::try_from(gateway.segment_bytes).unwrap_or(usize::MAX);
+        let payload_bytes_max = output.map_or(PAYLOAD_BYTES_MAX, |output| output.payload_bytes_max) - HEADER_BYTES;
+        options.payload_bytes_max = payload_bytes_max;
+        options.retention = Retention {
+            bytes_max: gateway.retention_bytes,
+            age_ns_max: gateway.retention_ns,
+            protected_bytes_max: 2 * gateway.retention_bytes,
+        };
+        let opened = mdgw_publog::open(options, unix_now().0)
+            .map_err(|source| GatewayError::Log { channel: setup.name.clone(), source })?;
+        tracing::info!(channel = setup.name, recovered = ?opened.recovered, "publication log");
+        self.keepers.push(opened.keeper);
+        self.served.push(ServedChannel {
+            group: setup.group,
+            channel: setup.id,
+            log_directory: directory.clone(),
+            payload_bytes_max,
+            fence: Arc::clone(&self.fence),
+        });
+        Ok((LogSink::new(opened.writer), directory))
+    }
+
+    /// Output sockets are numbered through, in the order of the configuration.
+    fn output_indices(&self, output: Option<&OutputConfig>) -> Vec<OutputIndex> {
+        let Some(output) = output else { return Vec::new() };
+        let before: usize = self
+            .config
+            .outputs
+            .iter()
+            .take_while(|candidate| !std::ptr::eq(*candidate, output))
+            .map(|output| output.lines.len())
+            .sum();
+        (before..before + output.lines.len()).filter_map(|index| u16::try_from(index).ok()).map(OutputIndex).collect()
+    }
+
+    fn open_lines(&mut self, setup: &ChannelSetup) -> Result<Vec<LineSocket>, GatewayError> {
+        let mut lines = Vec::with_capacity(setup.lines.len());
+        for line in &setup.lines {
+            let mut options = ReceiveOptions::new(line.group, Some(line.interface.clone()));
+            // One source can be joined by itself; several are joined for any and filtered here.
+            options.source = match line.sources.as_slice() {
+                [source] => Some(*source),
+                _ => None,
+            };
+            options.receive_buffer_bytes = line.receive_buffer_bytes;
+            options.busy_poll_us = line.busy_poll_us;
+            let socket = open_receive(&options)?;
+            self.memberships.extend(socket.membership());
+            lines.push(LineSocket { line: line.line, socket, filter: SourceFilter::new(&line.sources) });
+        }
+        Ok(lines)
+    }
+
+    fn open_recovery(&mut self, setup: &ChannelSetup) -> Result<Option<RecoverySocket>, GatewayError> {
+        let Some(recovery) = &setup.recovery else { return Ok(None) };
+        let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
+        let socket = open_receive(&ReceiveOptions::new(any, None))?;
+        Ok(Some(RecoverySocket { socket, server: recovery.server }))
+    }
+
+    /// What runs beside the pools.
+    pub(super) fn start_cold_threads(self) -> Result<(LatencyThread, ColdThreads), GatewayError> {
+        let disclosure = Disclosure::of_this_host("kernel software").with_settings(self.config);
+        let latency = LatencyThread::start(&self.config.latency, self.stages, disclosure)
+            .map_err(GatewayError::io("write latency logs"))?;
+        let cold = ColdThreads::start(ColdParts {
+            config: self.config,
+            state: self.state,
+            numberings: self.numberings,
+            keepers: self.keepers,
+            memberships: self.memberships,
+            drops: self.drops,
+            served: self.served,
+        })?;
+        Ok((latency, cold))
+    }
+}
+
+/// Lines of two machines differ in their largest frame; Ethernet's 1,500 bytes and some are always enough.
+const DATAGRAM_BYTES_MAX: usize = 2_048;
+/// Payload of a published packet where a channel has no output.
+const PAYLOAD_BYTES_MAX: usize = 1_472;
+/// Heartbeats of a channel without an output go nowhere.
+const HEARTBEAT_NS: u64 = 1_000_000_000;
+/// The floor of a takeover's tail: see the publisher.
+const TAIL_PACKETS_PER_S: u64 = 20_000;
+/// Half of the fence's default margin.
+const SEND_NS_MAX: u64 = 10_000_000;
+
+// The recovery line is one of a channel's lines.
+const _: () = assert!((Line::RECOVERY.0 as usize) < Line::COUNT_MAX);
