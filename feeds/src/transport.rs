@@ -131,3 +131,6 @@ pub fn recognise(datagram: &[u8]) -> Option<Recognised> {
     messages.peek()?;
     messages.all(itch50::fits).then_some(Recognised::Itch50)
 }
+
+#[cfg(test)]
+mod tests;

@@ -120,3 +120,85 @@ pub fn write_message(out: &mut Vec<u8>, message: &[u8]) -> bool {
 pub fn write_end_mark(out: &mut Vec<u8>) {
     out.extend_from_slice(&[0, 0]);
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    fn file(messages: &[Vec<u8>]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        assert!(messages.iter().all(|message| write_message(&mut bytes, message)));
+        bytes
+    }
+
+    proptest! {
+        /// Cut anywhere, a file yields every whole message, and then says where the rest begins.
+        #[test]
+        fn a_cut_file_yields_what_is_whole(messages in vec(vec(any::<u8>(), 1..40), 0..20), cut in any::<prop::sample::Index>()) {
+            let whole = file(&messages);
+            let cut = cut.index(whole.len() + 1);
+            let mut walk = Messages::new(&whole[..cut]);
+            let mut offset = 0;
+            for message in &messages {
+                let end = offset + 2 + message.len();
+                if end > cut {
+                    break;
+                }
+                prop_assert_eq!(walk.next(), Some(Ok(FileMessage { offset: offset as u64, bytes: message })));
+                offset = end;
+            }
+            let damage = FileDamage { offset: offset as u64, reason: DropReason::MessageTruncated };
+            prop_assert_eq!(walk.next(), (offset < cut).then_some(Err(damage)));
+            prop_assert_eq!(walk.next(), None);
+            prop_assert_eq!(walk.rest(), &whole[offset..cut]);
+
+            // With the next part behind it, the rest goes on as if the file had never been cut.
+            let rest = [walk.rest(), &whole[cut..]].concat();
+            let resumed = Messages::resume(&rest, walk.offset()).collect::<Result<Vec<_>, _>>().unwrap();
+            let uncut = Messages::new(&whole).collect::<Result<Vec<_>, _>>().unwrap();
+            prop_assert!(uncut.ends_with(&resumed));
+            prop_assert_eq!(resumed.first().map_or(whole.len() as u64, |message| message.offset), offset as u64);
+        }
+
+        #[test]
+        fn any_bytes_are_consumed_or_left(bytes in vec(0_u8..4, 0..200)) {
+            let mut walk = Messages::new(&bytes);
+            let mut consumed = 0;
+            for message in walk.by_ref().filter_map(Result::ok) {
+                consumed += 2 + message.bytes.len();
+            }
+            consumed += if walk.has_end_mark() { 2 } else { 0 };
+            prop_assert!(walk.rest().len() + consumed <= bytes.len());
+            prop_assert_eq!(walk.offset() as usize + walk.rest().len(), bytes.len());
+        }
+    }
+
+    #[test]
+    fn the_end_mark_ends_the_file() {
+        let mut bytes = file(&[b"abc".to_vec()]);
+        assert!(!Messages::new(&bytes).has_end_mark());
+        write_end_mark(&mut bytes);
+        let mut walk = Messages::new(&bytes);
+        assert_eq!(walk.next(), Some(Ok(FileMessage { offset: 0, bytes: b"abc" })));
+        assert!(!walk.has_end_mark());
+        assert_eq!(walk.next(), None);
+        assert!(walk.has_end_mark());
+
+        bytes.extend_from_slice(b"\0\x01a");
+        let mut walk = Messages::new(&bytes);
+        assert!(walk.next().unwrap().is_ok());
+        assert_eq!(walk.next(), Some(Err(FileDamage { offset: 7, reason: DropReason::TrailingBytes })));
+        assert_eq!(walk.next(), None);
+    }
+
+    #[test]
+    fn what_a_length_cannot_say_is_not_written() {
+        let mut bytes = Vec::new();
+        assert!(!write_message(&mut bytes, b""));
+        assert!(!write_message(&mut bytes, &vec![0; 65_536]));
+        assert!(bytes.is_empty());
+        assert!(write_message(&mut bytes, &vec![0; 65_535]));
+    }
+}

@@ -233,3 +233,96 @@ fn check_messages(mut block: &[u8], count: u16) -> Result<(), DropReason> {
     }
     if block.is_empty() { Ok(()) } else { Err(DropReason::CountMismatch) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A header as the specification draws it, with what the tests change.
+    struct Raw {
+        version: u8,
+        protocol: u16,
+        payload_length: u16,
+        count: u16,
+        offset: i64,
+        first: u64,
+    }
+
+    const HEARTBEAT: Raw = Raw { version: 1, protocol: 0x8003, payload_length: 0, count: 0, offset: 40, first: 5 };
+
+    fn segment(raw: &Raw, payload: &[u8]) -> Vec<u8> {
+        [
+            &[raw.version, 0][..],
+            &raw.protocol.to_le_bytes(),
+            &1_u32.to_le_bytes(),
+            &1_150_681_088_u32.to_le_bytes(),
+            &raw.payload_length.to_le_bytes(),
+            &raw.count.to_le_bytes(),
+            &raw.offset.to_le_bytes(),
+            &raw.first.to_le_bytes(),
+            &1_517_063_400_001_073_818_u64.to_le_bytes(),
+            payload,
+        ]
+        .concat()
+    }
+
+    #[track_caller]
+    fn check_refused(bytes: &[u8], reason: DropReason) {
+        assert_eq!(Tops::parse(bytes), Err(reason));
+    }
+
+    #[test]
+    fn messages_are_numbered_from_the_headers_sequence() {
+        let bytes = segment(&Raw { payload_length: 7, count: 2, ..HEARTBEAT }, b"\x02\0ab\x01\0c");
+        let packet = Tops::parse(&bytes).unwrap();
+        assert_eq!((packet.kind, packet.first, packet.next()), (PacketKind::Messages, Sequence(5), Sequence(7)));
+        assert_eq!(packet.session, venue_session(1_150_681_088, 1));
+        assert_eq!(packet.send_time, Some(UnixNs(1_517_063_400_001_073_818)));
+        assert!(!packet.restart_marker && !packet.unsequenced);
+        let mut block = packet.messages;
+        assert_eq!(Tops::next_message(&mut block), Some(&b"ab"[..]));
+        assert_eq!(Tops::next_message(&mut block), Some(&b"c"[..]));
+        assert_eq!(Tops::next_message(&mut block), None);
+    }
+
+    #[test]
+    fn only_the_very_start_of_a_stream_is_a_restart_marker() {
+        for (first, offset, is_marker) in [(1, 0, true), (1, 12, false), (2, 0, false), (5, 40, false)] {
+            let heartbeat = segment(&Raw { first, offset, ..HEARTBEAT }, b"");
+            let packet = Tops::parse(&heartbeat).unwrap();
+            assert_eq!((packet.kind, packet.restart_marker), (PacketKind::Heartbeat, is_marker));
+            let messages = segment(&Raw { first, offset, payload_length: 2, count: 1, ..HEARTBEAT }, b"\0\0");
+            assert_eq!(Tops::parse(&messages).unwrap().restart_marker, is_marker);
+        }
+    }
+
+    #[test]
+    fn a_foreign_protocol_is_refused() {
+        check_refused(&segment(&Raw { version: 2, ..HEARTBEAT }, b""), DropReason::ProtocolMismatch);
+        check_refused(&segment(&Raw { protocol: 0x8004, ..HEARTBEAT }, b""), DropReason::ProtocolMismatch);
+        let deep = segment(&Raw { protocol: 0x8004, ..HEARTBEAT }, b"");
+        assert!(Deep::parse(&deep).is_ok());
+        assert_eq!(Deep::parse(&segment(&HEARTBEAT, b"")), Err(DropReason::ProtocolMismatch));
+    }
+
+    #[test]
+    fn a_broken_frame_is_refused_by_its_name() {
+        let with = |payload_length, count| Raw { payload_length, count, ..HEARTBEAT };
+        check_refused(&segment(&HEARTBEAT, b"")[..39], DropReason::HeaderTruncated);
+        check_refused(&segment(&with(4, 1), b"\x01\0a"), DropReason::LengthMismatch);
+        check_refused(&segment(&with(2, 1), b"\x01\0a"), DropReason::TrailingBytes);
+        check_refused(&segment(&with(3, 2), b"\x01\0a"), DropReason::CountMismatch);
+        check_refused(&segment(&with(3, 0), b"\x01\0a"), DropReason::CountMismatch);
+        check_refused(&segment(&with(6, 1), b"\x01\0a\x01\0b"), DropReason::CountMismatch);
+        check_refused(&segment(&with(3, 1), b"\x02\0a"), DropReason::MessageTruncated);
+        check_refused(&segment(&with(1, 1), b"\x02"), DropReason::MessageTruncated);
+    }
+
+    #[test]
+    fn positions_that_no_stream_has_are_refused() {
+        check_refused(&segment(&Raw { first: 0, ..HEARTBEAT }, b""), DropReason::SequenceInvalid);
+        check_refused(&segment(&Raw { offset: -1, ..HEARTBEAT }, b""), DropReason::SequenceInvalid);
+        let wrapping = Raw { first: u64::MAX, payload_length: 2, count: 1, ..HEARTBEAT };
+        check_refused(&segment(&wrapping, b"\0\0"), DropReason::SequenceInvalid);
+    }
+}

@@ -214,3 +214,103 @@ fn skip_messages(mut block: &[u8], count: u16) -> Result<&[u8], DropReason> {
     }
     Ok(block)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SESSION: MoldSession = *b"000010059B";
+
+    fn packet(session: MoldSession, sequence: u64, count: u16, block: &[u8]) -> Vec<u8> {
+        [&session[..], &sequence.to_be_bytes(), &count.to_be_bytes(), block].concat()
+    }
+
+    #[track_caller]
+    fn check_refused(bytes: &[u8], reason: DropReason) {
+        assert_eq!(MoldUdp64::parse(bytes), Err(reason));
+    }
+
+    #[test]
+    fn messages_are_numbered_from_the_headers_sequence() {
+        let bytes = packet(SESSION, 14, 2, b"\0\x02ab\0\x01c");
+        let packet = MoldUdp64::parse(&bytes).unwrap();
+        assert_eq!((packet.kind, packet.first, packet.next()), (PacketKind::Messages, Sequence(14), Sequence(16)));
+        assert_eq!(packet.session, venue_session(SESSION));
+        assert_eq!((packet.send_time, packet.restart_marker, packet.unsequenced), (None, false, false));
+        let mut block = packet.messages;
+        assert_eq!(MoldUdp64::next_message(&mut block), Some(&b"ab"[..]));
+        assert_eq!(MoldUdp64::next_message(&mut block), Some(&b"c"[..]));
+        assert_eq!(MoldUdp64::next_message(&mut block), None);
+    }
+
+    #[test]
+    fn heartbeat_and_end_of_session_say_what_comes_next() {
+        let mut bytes = Vec::new();
+        write_heartbeat(&mut bytes, SESSION, Sequence(9));
+        assert_eq!(bytes, packet(SESSION, 9, 0, b""));
+        let heartbeat = MoldUdp64::parse(&bytes).unwrap();
+        assert_eq!((heartbeat.kind, heartbeat.first, heartbeat.count), (PacketKind::Heartbeat, Sequence(9), 0));
+        write_end_of_session(&mut bytes, SESSION, Sequence(9));
+        assert_eq!(bytes, packet(SESSION, 9, 0xffff, b""));
+        let end = MoldUdp64::parse(&bytes).unwrap();
+        assert_eq!((end.kind, end.first, end.count), (PacketKind::EndOfSession, Sequence(9), 0));
+    }
+
+    #[test]
+    fn a_broken_frame_is_refused_by_its_name() {
+        check_refused(b"", DropReason::HeaderTruncated);
+        check_refused(&packet(SESSION, 1, 0, b"")[..19], DropReason::HeaderTruncated);
+        check_refused(&packet(SESSION, 1, 1, b""), DropReason::CountMismatch);
+        check_refused(&packet(SESSION, 1, 2, b"\0\x01a"), DropReason::CountMismatch);
+        check_refused(&packet(SESSION, 1, 1, b"\0"), DropReason::MessageTruncated);
+        check_refused(&packet(SESSION, 1, 1, b"\0\x02a"), DropReason::MessageTruncated);
+        check_refused(&packet(SESSION, 1, 1, b"\0\x01ab"), DropReason::TrailingBytes);
+        check_refused(&packet(SESSION, 1, 0, b"a"), DropReason::TrailingBytes);
+        check_refused(&packet(SESSION, 1, 0xffff, b"a"), DropReason::TrailingBytes);
+    }
+
+    #[test]
+    fn sequence_zero_and_a_range_that_wraps_are_refused() {
+        for count in [0, 0xffff] {
+            check_refused(&packet(SESSION, 0, count, b""), DropReason::SequenceInvalid);
+            check_refused(&packet([b' '; 10], 0, count, b""), DropReason::SequenceInvalid);
+        }
+        check_refused(&packet(SESSION, 0, 1, b"\0\0"), DropReason::SequenceInvalid);
+        check_refused(&packet(SESSION, u64::MAX, 1, b"\0\0"), DropReason::SequenceInvalid);
+        assert!(MoldUdp64::parse(&packet(SESSION, u64::MAX - 1, 1, b"\0\0")).is_ok());
+        assert!(MoldUdp64::parse(&packet(SESSION, u64::MAX, 0, b"")).is_ok());
+    }
+
+    #[test]
+    fn a_packet_that_nobody_numbered_says_so() {
+        for session in [[b' '; 10], [0; 10]] {
+            let bytes = packet(session, 0, 1, b"\0\x01a");
+            let unsequenced = MoldUdp64::parse(&bytes).unwrap();
+            assert!(unsequenced.unsequenced);
+            assert_eq!((unsequenced.first, unsequenced.count), (Sequence(0), 1));
+            // A blank session alone is a session like any other.
+            assert!(!MoldUdp64::parse(&packet(session, 1, 1, b"\0\x01a")).unwrap().unsequenced);
+        }
+    }
+
+    #[test]
+    fn a_request_survives_the_wire() {
+        let request = Request { session: SESSION, first: Sequence(14_757_745), count: 3 };
+        assert_eq!(request.to_bytes().as_slice(), packet(SESSION, 14_757_745, 3, b""));
+        assert_eq!(Request::parse(&request.to_bytes()), Ok(request));
+    }
+
+    #[test]
+    fn a_request_for_nothing_or_too_much_is_refused() {
+        for (bytes, reason) in [
+            (packet(SESSION, 1, 0, b""), DropReason::CountMismatch),
+            (packet(SESSION, 1, 0xffff, b""), DropReason::CountMismatch),
+            (packet(SESSION, 0, 1, b""), DropReason::SequenceInvalid),
+            (packet(SESSION, u64::MAX, 1, b""), DropReason::SequenceInvalid),
+            (packet(SESSION, 1, 1, b"a"), DropReason::TrailingBytes),
+            (packet(SESSION, 1, 1, b"")[..19].to_vec(), DropReason::HeaderTruncated),
+        ] {
+            assert_eq!(Request::parse(&bytes), Err(reason));
+        }
+    }
+}

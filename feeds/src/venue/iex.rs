@@ -7,3 +7,6 @@
 pub mod admin;
 pub mod deep;
 pub mod tops;
+
+#[cfg(test)]
+mod tests;

@@ -281,3 +281,37 @@ macro_rules! wire_unlisted {
 }
 
 pub(crate) use {wire_field, wire_messages, wire_struct, wire_unlisted, wire_view};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn padding_is_trimmed_behind_and_kept_in_front() {
+        for (raw, text) in [
+            (&b"AB  "[..], &b"AB"[..]),
+            (b" AB\0", b" AB"),
+            (b"A B\0 \0", b"A B"),
+            (b"    ", b""),
+            (b"\0\0", b""),
+            (b"", b""),
+            (b"ABCD", b"ABCD"),
+        ] {
+            assert_eq!(trimmed(raw), text);
+        }
+    }
+
+    #[test]
+    fn values_are_shown_raw() {
+        let shown = [
+            FieldValue::Number(-5),
+            FieldValue::Code(b'A'),
+            FieldValue::Code(0),
+            FieldValue::Bits(0xc0),
+            FieldValue::Text(b"A\"B\x07"),
+            FieldValue::Opaque(&[0, 255]),
+        ]
+        .map(|value| value.to_string());
+        assert_eq!(shown, ["-5", "'A'", "0", "0xc0", r#""A\"B\x07""#, "00ff"]);
+    }
+}

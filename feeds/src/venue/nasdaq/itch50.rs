@@ -520,3 +520,6 @@ itch_message! {
         upper_price_range_collar_e4: U32 as number,
     }
 }
+
+#[cfg(test)]
+mod tests;
