@@ -5,6 +5,7 @@
 
 mod check;
 mod replay;
+mod report;
 
 use std::{
     io::{self, Write},
@@ -19,6 +20,7 @@ pub fn run() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Check(args) => check::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Report(args) => report::run(&args),
     };
     match outcome {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
@@ -46,6 +48,8 @@ enum Command {
     Check(check::Args),
     /// Play captures and day files: to the wire, or straight into the pipeline.
     Replay(replay::Args),
+    /// Show latency logs: a table, percentile curves, a timeline.
+    Report(report::Args),
 }
 
 /// How a subcommand ended that could do its work.

@@ -14,6 +14,7 @@ pub mod observe;
 pub mod pipeline;
 pub mod publish;
 pub mod replay;
+pub mod report;
 pub mod retransmit;
 pub mod standin;
 pub mod state_file;

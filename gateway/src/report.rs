@@ -1,0 +1,16 @@
+//! Latency reports: from interval logs to a table, to `.hgrm` files, to JSON, and to one HTML page.
+//!
+//! A log is an input like others: it may be damaged or cut short. Whatever can be read is reported, whatever can't is
+//! named by file and line ([`Damage`]).
+
+mod chart;
+pub mod hgrm;
+pub mod html;
+pub mod json;
+mod log;
+mod quantity;
+mod summary;
+pub mod table;
+
+pub use log::Damage;
+pub use summary::{ChannelReport, Moment, Report, StageReport};

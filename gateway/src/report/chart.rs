@@ -1,0 +1,225 @@
+//! Line charts as SVG text: two axes, a few series, no scripts. Colours are classes, so that one drawing serves light,
+//! dark and paper.
+
+use std::fmt::Write as _;
+
+/// A chart over a plane whose coordinates are already scaled (logarithms taken).
+#[derive(Debug)]
+pub(super) struct Chart {
+    /// What it shows, for readers that cannot see it.
+    pub(super) label: String,
+    pub(super) x: Axis,
+    pub(super) y: Axis,
+    pub(super) series: Vec<Series>,
+}
+
+/// From where to where, and what is written along it.
+#[derive(Clone, Debug)]
+pub(super) struct Axis {
+    pub(super) min: f64,
+    pub(super) max: f64,
+    /// Position and text; a tick without text is a fine line.
+    pub(super) ticks: Vec<(f64, String)>,
+}
+
+/// One line.
+#[derive(Debug)]
+pub(super) struct Series {
+    pub(super) name: String,
+    /// Colour and dash pattern: 0 to [`STYLE_COUNT`], not included.
+    pub(super) style: usize,
+    pub(super) points: Vec<(f64, f64)>,
+    /// What pointing at a point shows; none, or one for each point.
+    pub(super) notes: Vec<String>,
+}
+
+/// Styles that the style sheet knows.
+pub(super) const STYLE_COUNT: usize = 8;
+
+/// Size of a drawing, in units that are pixels at its natural width.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Frame {
+    pub(super) class: &'static str,
+    pub(super) width: f64,
+    pub(super) height: f64,
+    /// Every how many labelled ticks of the x axis one is written.
+    pub(super) x_label_every: usize,
+}
+
+/// For screens and paper.
+pub(super) const WIDE: Frame = Frame { class: "wide", width: 760.0, height: 330.0, x_label_every: 1 };
+/// For a phone held upright: the same text size, less room.
+pub(super) const NARROW: Frame = Frame { class: "narrow", width: 360.0, height: 300.0, x_label_every: 2 };
+
+const LEFT: f64 = 56.0;
+const RIGHT: f64 = 14.0;
+const TOP: f64 = 10.0;
+const BOTTOM: f64 = 28.0;
+/// Points that still can be pointed at one by one.
+const DOTS_MAX: usize = 60;
+
+impl Chart {
+    /// The drawing, one after the other for both frames; the style sheet shows the one that fits.
+    pub(super) fn svg(&self) -> String {
+        [WIDE, NARROW].map(|frame| self.draw(frame)).concat()
+    }
+
+    fn draw(&self, frame: Frame) -> String {
+        let mut svg = String::new();
+        let Frame { class, width, height, .. } = frame;
+        let place = Place { frame, x: &self.x, y: &self.y };
+        let label = escape(&self.label);
+        put(
+            &mut svg,
+            format_args!(r#"<svg class="{class}" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">"#),
+        );
+        self.grid(&place, &mut svg);
+        for series in &self.series {
+            draw_series(series, &place, &mut svg);
+        }
+        svg.push_str("</svg>\n");
+        svg
+    }
+
+    fn grid(&self, place: &Place<'_>, svg: &mut String) {
+        let (left, right, top, bottom) = (LEFT, place.frame.width - RIGHT, TOP, place.frame.height - BOTTOM);
+        for (position, text) in &self.y.ticks {
+            let y = place.y_of(*position);
+            let class = if text.is_empty() { "fine" } else { "grid" };
+            put(svg, format_args!(r#"<line class="{class}" x1="{left}" x2="{right}" y1="{y:.1}" y2="{y:.1}"/>"#));
+            if !text.is_empty() {
+                let (x, y) = (left - 6.0, y + 4.0);
+                put(svg, format_args!(r#"<text x="{x}" y="{y:.1}" text-anchor="end">{}</text>"#, escape(text)));
+            }
+        }
+        let labelled = self.x.ticks.iter().filter(|(_, text)| !text.is_empty());
+        for (index, (position, text)) in labelled.enumerate() {
+            let x = place.x_of(*position);
+            put(svg, format_args!(r#"<line class="grid" x1="{x:.1}" x2="{x:.1}" y1="{top}" y2="{bottom}"/>"#));
+            if index.is_multiple_of(place.frame.x_label_every) {
+                // The outermost labels stay within the drawing.
+                let half = 3.6 * f64::from(u32::try_from(text.chars().count()).unwrap_or(0));
+                let x = x.clamp(half, place.frame.width - half);
+                let y = bottom + 18.0;
+                put(svg, format_args!(r#"<text x="{x:.1}" y="{y:.1}" text-anchor="middle">{}</text>"#, escape(text)));
+            }
+        }
+    }
+}
+
+fn draw_series(series: &Series, place: &Place<'_>, svg: &mut String) {
+    let style = series.style % STYLE_COUNT;
+    let points: Vec<String> =
+        series.points.iter().map(|(x, y)| format!("{:.1},{:.1}", place.x_of(*x), place.y_of(*y))).collect();
+    put(svg, format_args!(r#"<polyline class="line s{style}" points="{}"/>"#, points.join(" ")));
+    if series.points.len() > DOTS_MAX {
+        return;
+    }
+    for ((x, y), note) in series.points.iter().zip(&series.notes) {
+        let (x, y) = (place.x_of(*x), place.y_of(*y));
+        let note = escape(note);
+        put(
+            svg,
+            format_args!(
+                r#"<circle class="dot s{style}" cx="{x:.1}" cy="{y:.1}" r="2.5"><title>{note}</title></circle>"#
+            ),
+        );
+    }
+}
+
+/// From the plane to the drawing.
+struct Place<'a> {
+    frame: Frame,
+    x: &'a Axis,
+    y: &'a Axis,
+}
+
+impl Place<'_> {
+    fn x_of(&self, x: f64) -> f64 {
+        LEFT + self.x.share(x) * (self.frame.width - LEFT - RIGHT)
+    }
+
+    fn y_of(&self, y: f64) -> f64 {
+        let bottom = self.frame.height - BOTTOM;
+        bottom - self.y.share(y) * (bottom - TOP)
+    }
+}
+
+impl Axis {
+    /// Logarithmic in nanoseconds, from the decade step (1, 2, 5) below `min_ns` to the one above `max_ns`.
+    #[allow(clippy::cast_precision_loss, reason = "a position in a drawing")]
+    pub(super) fn latency(min_ns: u64, max_ns: u64, label: impl Fn(u64) -> String) -> Self {
+        let steps: Vec<u64> = (0..12).flat_map(|power| [1, 2, 5].map(|digit| digit * 10_u64.pow(power))).collect();
+        let (low, high) = (min_ns.max(1), max_ns.max(2));
+        let first = steps.iter().rposition(|step| *step <= low).unwrap_or(0);
+        let last = steps.iter().position(|step| *step >= high).unwrap_or(steps.len() - 1).max(first + 1);
+        let shown = steps.get(first..=last.min(steps.len() - 1)).unwrap_or(&steps);
+        // Few decades have room for all labels, many only for the tens.
+        let only_tens = shown.len() > 9;
+        let is_ten = |step: u64| step.ilog10() > 0 && step == 10_u64.pow(step.ilog10()) || step == 1;
+        let text = |step: u64| if only_tens && !is_ten(step) { String::new() } else { label(step) };
+        let position = |step: u64| (step as f64).log10();
+        Self {
+            min: position(shown[0]),
+            max: position(shown[shown.len() - 1]),
+            ticks: shown.iter().map(|step| (position(*step), text(*step))).collect(),
+        }
+    }
+
+    /// Where `value` lies between the ends, 0 to 1.
+    fn share(&self, value: f64) -> f64 {
+        if self.max <= self.min { 0.5 } else { ((value - self.min) / (self.max - self.min)).clamp(0.0, 1.0) }
+    }
+}
+
+fn put(text: &mut String, what: std::fmt::Arguments<'_>) {
+    // Writing to a String cannot fail.
+    let _ = text.write_fmt(what);
+}
+
+/// Text for between tags and in attributes.
+pub(super) fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            _ => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latency_axes_enclose_their_values_in_decade_steps() {
+        for (min, max) in [(1, 1), (37, 38), (900, 1_100), (1_000, 1_000), (3, 60_000_000_000)] {
+            let axis = Axis::latency(min, max, |ns| ns.to_string());
+            assert!(axis.min <= (min as f64).log10() && axis.max >= (max as f64).log10(), "{min} {max} {axis:?}");
+            assert!(axis.ticks.iter().filter(|(_, text)| !text.is_empty()).count() >= 2, "{axis:?}");
+        }
+    }
+
+    #[test]
+    fn every_point_lies_within_the_drawing() {
+        let axis = Axis { min: 0.0, max: 1.0, ticks: vec![(0.0, "0".to_owned()), (1.0, "1".to_owned())] };
+        let points = vec![(0.0, 0.0), (1.0, 1.0), (9.0, -9.0)];
+        let series = Series { name: String::new(), style: 0, points, notes: Vec::new() };
+        let chart = Chart { label: "a & b".to_owned(), x: axis.clone(), y: axis, series: vec![series] };
+        let svg = chart.draw(NARROW);
+        assert!(svg.contains("56.0,272.0 346.0,10.0 346.0,272.0"), "{svg}");
+        assert!(svg.contains("a &amp; b"));
+    }
+
+    #[test]
+    fn an_axis_of_one_value_draws_it_in_the_middle() {
+        let axis = Axis { min: 3.0, max: 3.0, ticks: Vec::new() };
+        assert!((axis.share(3.0) - 0.5).abs() < f64::EPSILON);
+    }
+}

@@ -1,0 +1,162 @@
+//! Reading one interval log, line by line. Histograms stay encoded until somebody wants them.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use hdrhistogram::{Histogram, serialization::Deserializer};
+use mdgw_feeds::time::UnixNs;
+
+use crate::observe::interval_log::{DISCLOSURE_PREFIX, IntervalTag, NEGATIVE_PREFIX};
+
+/// One log as it was read.
+#[derive(Debug, Default)]
+pub(super) struct Log<'a> {
+    /// What the writer said of itself.
+    pub(super) disclosure: Vec<(String, String)>,
+    /// Intervals in the log's order.
+    pub(super) intervals: Vec<Interval<'a>>,
+    /// Values that came out negative.
+    pub(super) negatives: Vec<(IntervalTag, u64)>,
+    /// Lines that could not be read.
+    pub(super) damage: Vec<Damage>,
+}
+
+/// One line with a histogram.
+#[derive(Debug)]
+pub(super) struct Interval<'a> {
+    /// Its line, from 1.
+    pub(super) line: usize,
+    pub(super) tag: IntervalTag,
+    pub(super) start: UnixNs,
+    pub(super) length_ns: u64,
+    encoded: &'a str,
+}
+
+/// A line that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// The log.
+    pub path: PathBuf,
+    /// The line in it, from 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.path.display(), self.line, self.reason)
+    }
+}
+
+impl<'a> Log<'a> {
+    /// Reads all lines of `bytes`, the content of `path`.
+    pub(super) fn read(path: &Path, bytes: &'a [u8]) -> Self {
+        let mut log = Self::default();
+        let mut base = UnixNs(0);
+        let lines = bytes.split_inclusive(|byte| *byte == b'\n');
+        for (number, line) in (1..).zip(lines) {
+            let is_whole = line.ends_with(b"\n");
+            let outcome = match std::str::from_utf8(line) {
+                Ok(_) if !is_whole => Err("the log ends within this line".to_owned()),
+                Ok(text) => log.line(number, text.trim_end(), &mut base),
+                Err(_) => Err("is not text".to_owned()),
+            };
+            if let Err(reason) = outcome {
+                log.damage.push(Damage { path: path.to_owned(), line: number, reason });
+            }
+        }
+        log
+    }
+
+    fn line(&mut self, number: usize, text: &'a str, base: &mut UnixNs) -> Result<(), String> {
+        let entry = |prefix| text.strip_prefix(prefix).map(|rest| rest.strip_suffix(']').unwrap_or(rest));
+        if let Some(entry) = entry(DISCLOSURE_PREFIX) {
+            let (key, value) = entry.split_once(" = ").ok_or("a disclosure without value")?;
+            self.disclosure.push((key.to_owned(), value.to_owned()));
+        } else if let Some(entry) = entry(NEGATIVE_PREFIX) {
+            let (tag, count) = entry.split_once(" = ").ok_or("a count of negative values without the count")?;
+            let tag = tag.parse().map_err(|error| format!("{error}"))?;
+            let count = count.parse().map_err(|_| format!("{count:?} is no count"))?;
+            self.negatives.push((tag, count));
+        } else if let Some(rest) = text.strip_prefix("#[BaseTime: ") {
+            let seconds = rest.split(' ').next().unwrap_or_default();
+            *base = UnixNs(nanoseconds(seconds)?);
+        } else if !(text.is_empty() || text.starts_with('#') || text.starts_with("\"StartTimestamp\"")) {
+            self.intervals.push(Interval::read(number, text, *base)?);
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Interval<'a> {
+    fn read(line: usize, text: &'a str, base: UnixNs) -> Result<Self, String> {
+        let fields: Vec<&str> = text.split(',').collect();
+        let [tag, start, length, _max, encoded] = fields.as_slice() else {
+            return Err(format!("{} fields, expected tag, start, length, maximum and histogram", fields.len()));
+        };
+        let tag = tag.strip_prefix("Tag=").ok_or("expected Tag=channel=…;stage=…;thread=…")?;
+        Ok(Self {
+            line,
+            tag: tag.parse().map_err(|error| format!("tag {tag:?}: {error}"))?,
+            start: UnixNs(base.0.saturating_add(nanoseconds(start)?)),
+            length_ns: nanoseconds(length)?,
+            encoded,
+        })
+    }
+
+    /// Decodes its histogram.
+    pub(super) fn histogram(&self, deserializer: &mut Deserializer) -> Result<Histogram<u64>, String> {
+        let bytes = STANDARD.decode(self.encoded).map_err(|error| format!("histogram is no base64: {error}"))?;
+        deserializer.deserialize(&mut bytes.as_slice()).map_err(|error| format!("histogram cannot be decoded: {error}"))
+    }
+}
+
+/// Seconds with up to nine decimals, without the detour over a floating-point number.
+fn nanoseconds(text: &str) -> Result<u64, String> {
+    let wrong = || format!("{text:?} is no time in seconds");
+    let (seconds, decimals) = text.split_once('.').unwrap_or((text, "0"));
+    let is_digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    if !is_digits(seconds) || !is_digits(decimals) || decimals.len() > 9 {
+        return Err(wrong());
+    }
+    let seconds: u64 = seconds.parse().map_err(|_| wrong())?;
+    let decimals: u64 = format!("{decimals:0<9}").parse().map_err(|_| wrong())?;
+    seconds.checked_mul(1_000_000_000).and_then(|ns| ns.checked_add(decimals)).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_read_exactly() {
+        assert_eq!(nanoseconds("1548856800.123"), Ok(1_548_856_800_123_000_000));
+        assert_eq!(nanoseconds("0.000000001"), Ok(1));
+        assert_eq!(nanoseconds("7"), Ok(7_000_000_000));
+        for text in ["", ".", "-1.0", "1.0000000001", "1e3", "99999999999999999999.0", "99999999999.0"] {
+            assert!(nanoseconds(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn damaged_lines_are_named_and_the_others_kept() {
+        let text = b"#[mdgw host = a = b]\n#[BaseTime: 10.000 (seconds since epoch)]\n\
+            Tag=channel=1;stage=publish;thread=m-0,1.000,2.000,3.000,xyz\n\
+            Tag=channel=1;stage=nonsense;thread=m-0,1.000,2.000,3.000,xyz\n\
+            \xff\xfe\n1.0,2.0\n#[negative channel=1;stage=publish;thread=m-0 = 4]\n#[negative x]\n\
+            Tag=channel=1;stage=publish;thread=m-0,1.000,2.0";
+        let log = Log::read(Path::new("x.hlog"), text);
+        assert_eq!(log.disclosure, [("host".to_owned(), "a = b".to_owned())]);
+        assert_eq!(log.intervals.len(), 1);
+        assert_eq!((log.intervals[0].start, log.intervals[0].length_ns), (UnixNs(11_000_000_000), 2_000_000_000));
+        assert!(log.intervals[0].histogram(&mut Deserializer::new()).is_err());
+        assert_eq!(log.negatives.len(), 1);
+        let lines: Vec<usize> = log.damage.iter().map(|damage| damage.line).collect();
+        assert_eq!(lines, [4, 5, 6, 8, 9]);
+        assert_eq!(log.damage.last().unwrap().to_string(), "x.hlog:9: the log ends within this line");
+    }
+}
