@@ -40,7 +40,7 @@ impl AddressRewrite {
     fn apply(&self, dst: SocketAddr) -> Option<SocketAddr> {
         let (ip, port) = self.from;
         let covers = dst.ip() == ip && port.is_none_or(|port| dst.port() == port);
-        covers.then(|| SocketAddr::new(self.to.0, self.to.1.unwrap_or(dst.port())))
+        covers.then(|| SocketAddr::new(self.to.0, self.to.1.unwrap_or_else(|| dst.port())))
     }
 }
 
