@@ -229,7 +229,7 @@ impl RetransmissionService {
             self.counts.unknown += 1;
             return;
         };
-        let session = request.session.map(|session| session.to_bytes()).or(channel.definitions.session());
+        let session = request.session.map(|session| session.to_bytes()).or_else(|| channel.definitions.session());
         let Some(session) = session else {
             self.counts.unknown += 1;
             return;
@@ -304,9 +304,11 @@ impl Answer<'_> {
                 reader.next();
             }
         }
-        let is_current = definitions.session() == Some(self.session);
-        let (oldest, newest) =
-            held.unwrap_or(if is_current { (definitions.next(), definitions.next()) } else { (0, 0) });
+        // Of a session that has begun and lies in no file, nothing is known but where it has come to.
+        let (oldest, newest) = held.unwrap_or_else(|| {
+            let next = if definitions.session() == Some(self.session) { definitions.next() } else { 0 };
+            (next, next)
+        });
         self.end(oldest, newest, PacketFlags::default());
         Ok(())
     }

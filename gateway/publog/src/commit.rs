@@ -73,3 +73,118 @@ pub(crate) fn observe<W: Word>(word: &W) -> Mark {
         value => Mark::Committed { length_bytes: (value & 0xffff_ffff) as u32, crc: (value >> 32) as u32 },
     }
 }
+
+#[cfg(all(test, feature = "loom"))]
+mod model {
+    use loom::{
+        sync::{
+            Arc,
+            atomic::{AtomicU64, Ordering::Relaxed},
+        },
+        thread,
+    };
+
+    use super::*;
+
+    impl Word for AtomicU64 {
+        fn store_release(&self, value: u64) {
+            self.store(value, Ordering::Release);
+        }
+
+        fn store_relaxed(&self, value: u64) {
+            self.store(value, Relaxed);
+        }
+
+        fn load_acquire(&self) -> u64 {
+            self.load(Ordering::Acquire)
+        }
+    }
+
+    /// Two entries and the end of a segment, in memory that holds what an earlier use left there.
+    struct Segment {
+        words: [AtomicU64; 3],
+        payloads: [AtomicU64; 2],
+        /// Stands for the next segment, which must be there for whoever sees the end.
+        next: AtomicU64,
+    }
+
+    type Commit = fn(&AtomicU64, &AtomicU64, u32, u32);
+    type Seal = fn(&AtomicU64);
+
+    const LEFT_OVER: u64 = 0x1234_0000_0040;
+
+    /// One writer, and one reader that tails it: what is seen must be whole. Payloads are stored and loaded without any
+    /// order of their own, so only the commit word can make them visible.
+    fn check(commit: Commit, seal: Seal) {
+        loom::model(move || {
+            let segment = Arc::new(Segment {
+                words: [AtomicU64::new(0), AtomicU64::new(LEFT_OVER), AtomicU64::new(LEFT_OVER)],
+                payloads: [AtomicU64::new(0), AtomicU64::new(0)],
+                next: AtomicU64::new(0),
+            });
+            let writer = {
+                let segment = Arc::clone(&segment);
+                thread::spawn(move || {
+                    for index in 0..2_u32 {
+                        let at = index as usize;
+                        segment.payloads[at].store(u64::from(70 + index), Relaxed);
+                        commit(&segment.words[at], &segment.words[at + 1], 64 + index, 70 + index);
+                    }
+                    segment.next.store(1, Relaxed);
+                    seal(&segment.words[2]);
+                })
+            };
+            let mut at = 0;
+            for _ in 0..4 {
+                match observe(&segment.words[at.min(2)]) {
+                    Mark::Open => thread::yield_now(),
+                    Mark::Committed { length_bytes, crc } => {
+                        assert!(at < 2 && length_bytes as usize == 64 + at, "left over memory was taken for an entry");
+                        assert_eq!(segment.payloads[at].load(Relaxed), u64::from(crc), "torn entry");
+                        at += 1;
+                    }
+                    Mark::Sealed => {
+                        assert_eq!((at, segment.next.load(Relaxed)), (2, 1), "an end with nothing behind it");
+                        break;
+                    }
+                }
+            }
+            writer.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_reader_sees_whole_entries_in_order_and_then_the_end() {
+        check(commit, seal);
+    }
+
+    #[test]
+    #[should_panic(expected = "torn entry")]
+    fn a_commit_word_that_orders_nothing_is_found() {
+        check(
+            |word, behind, length_bytes, _| {
+                behind.store_relaxed(0);
+                word.store_relaxed(u64::from(length_bytes) | u64::from(length_bytes + 6) << 32);
+            },
+            seal,
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "left over memory")]
+    fn a_word_behind_that_is_cleared_too_late_is_found() {
+        check(
+            |word, behind, length_bytes, crc| {
+                word.store_release(u64::from(length_bytes) | u64::from(crc) << 32);
+                behind.store_relaxed(0);
+            },
+            seal,
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "an end with nothing behind it")]
+    fn an_end_that_orders_nothing_is_found() {
+        check(commit, |word| word.store_relaxed(SEALED));
+    }
+}

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use crate::{
-    Checksum, Entry, LogOptions, Opened, Position, Reader, Retention, SessionBytes, Sought, Verify,
+    Checksum, Entry, LogError, LogOptions, Opened, Position, Reader, Retention, SessionBytes, Sought, Verify,
     directory::{segment_numbers, segment_path},
     open,
 };
@@ -288,4 +288,206 @@ fn without_checksum_a_torn_payload_goes_unnoticed() {
     fs::write(&path, &torn).unwrap();
     let log = open(options, NOW_NS).unwrap();
     assert_eq!((log.recovered.damaged_segments, log.recovered.next_number), (0, 1));
+}
+
+#[test]
+fn a_log_has_one_writer_at_a_time() {
+    let directory = directory();
+    let log = open(options(directory.path()), NOW_NS).unwrap();
+    let refused = open(options(directory.path()), NOW_NS).unwrap_err();
+    assert!(matches!(refused, LogError::Busy { .. }), "{refused}");
+    drop(log);
+    open(options(directory.path()), NOW_NS).unwrap();
+}
+
+#[test]
+fn a_reader_of_another_channel_is_refused() {
+    let directory = directory();
+    let _log = open(options(directory.path()), NOW_NS).unwrap();
+    let refused = Reader::open(directory.path(), CHANNEL + 1).unwrap_err();
+    assert!(matches!(refused, LogError::NotASegment { .. }), "{refused}");
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_refused() {
+    let directory = directory();
+    for (segment_bytes, payload_bytes_max) in [(12_289, 256), (4_096, 256), (12_288, 8_000), (8 << 30, 256)] {
+        let options = LogOptions { segment_bytes, payload_bytes_max, ..options(directory.path()) };
+        assert!(matches!(open(options, NOW_NS).unwrap_err(), LogError::Sizes { .. }));
+    }
+}
+
+/// The keeper never runs, as if starved: two segments, then private memory.
+#[test]
+fn without_a_ready_segment_publishing_goes_on_and_readers_find_out_what_they_lost() {
+    let directory = directory();
+    let mut log = open(options(directory.path()), NOW_NS).unwrap();
+    let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
+    let mut cursor = log.writer.end();
+    let mut published = 0;
+    for sequence in 1..=2_000 {
+        Written::numbered(sequence).write(&mut log);
+        let mut pending = log.writer.pending(cursor).unwrap();
+        for entry in pending.by_ref() {
+            published += 1;
+            assert_eq!(Written::of(&entry), Written::numbered(published));
+        }
+        cursor = pending.position();
+        log.writer.release_before(cursor);
+    }
+    assert_eq!(published, 2_000);
+    let missed = *log.writer.counts();
+    assert!(missed.segments_missed > 2 && missed.entries_private > 1_000, "{missed:?}");
+    assert_eq!(missed.areas_overrun, 0, "the publisher kept up");
+    let before = read_all(&mut reader).len() as u64;
+    assert_eq!(before + missed.entries_private, 2_000);
+    assert_eq!(reader.lost(), 0, "nothing came after it yet");
+
+    log.keeper.turn(NOW_NS);
+    let after = Written::numbered(2_001);
+    after.write(&mut log);
+    assert_eq!(read_all(&mut reader), [after]);
+    assert_eq!(reader.lost(), missed.entries_private);
+}
+
+#[test]
+fn a_publisher_that_does_not_keep_up_costs_the_oldest_and_is_counted() {
+    let directory = directory();
+    let mut log = open(options(directory.path()), NOW_NS).unwrap();
+    let start = log.writer.end();
+    for sequence in 1..=2_000 {
+        Written::numbered(sequence).write(&mut log);
+    }
+    assert!(log.writer.counts().areas_overrun > 0);
+    assert!(log.writer.pending(start).is_none());
+    let rest: Vec<_> = log.writer.pending(log.writer.oldest_pending()).unwrap().collect();
+    assert!(rest.len() > 10);
+    let first = rest[0].first;
+    assert!(rest.iter().zip(first..).all(|(entry, sequence)| entry.first == sequence));
+    assert_eq!(rest[rest.len() - 1].first, 2_000);
+}
+
+#[test]
+fn the_oldest_segments_go_by_size_and_a_reader_keeps_what_it_has_mapped() {
+    let directory = directory();
+    let bytes_max = 4 * (12 << 10);
+    let retention = Retention { bytes_max, age_ns_max: None, protected_bytes_max: bytes_max };
+    let mut log = open(LogOptions { retention, ..options(directory.path()) }, NOW_NS).unwrap();
+    let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
+    let mut written = 0;
+    while log.keeper.counts().unlinked < 3 {
+        written += 1;
+        log.keeper.turn(NOW_NS);
+        assert!(log.keeper.bytes() <= bytes_max);
+        Written::numbered(written).write(&mut log);
+    }
+    let got = read_all(&mut reader);
+    // The first segment whole, though it is gone; then what is left.
+    let first_gap = got.windows(2).position(|pair| pair[1].first != pair[0].first + 1).unwrap();
+    assert!(first_gap > 10);
+    let missing = got[first_gap + 1].first - got[first_gap].first - 1;
+    assert_eq!(reader.lost(), missing);
+    assert_eq!(got.last().unwrap().first, written);
+    assert_eq!(reader.seek([1; 16], 1).unwrap(), Sought::Oldest);
+    assert_eq!(reader.next().unwrap().first, got[first_gap + 1].first);
+}
+
+#[test]
+fn protected_segments_stay_up_to_a_limit() {
+    let directory = directory();
+    let segment = 12 << 10;
+    let retention = Retention { bytes_max: 4 * segment, age_ns_max: None, protected_bytes_max: 8 * segment };
+    let mut log = open(LogOptions { retention, ..options(directory.path()) }, NOW_NS).unwrap();
+    log.keeper.keep_from().set(Some(log.writer.end()));
+    let mut sequence = 0;
+    while log.keeper.bytes() < 8 * segment {
+        sequence += 1;
+        log.keeper.turn(NOW_NS);
+        Written::numbered(sequence).write(&mut log);
+        assert_eq!(log.keeper.counts().unlinked, 0);
+    }
+    while log.keeper.counts().unlinked == 0 {
+        sequence += 1;
+        log.keeper.turn(NOW_NS);
+        Written::numbered(sequence).write(&mut log);
+    }
+    assert_eq!(log.keeper.counts().protected_unlinked, 1);
+    log.keeper.keep_from().set(None);
+    log.keeper.turn(NOW_NS);
+    assert_eq!(log.keeper.bytes(), 4 * segment);
+    assert_eq!(log.keeper.counts().protected_unlinked, 1);
+}
+
+#[test]
+fn old_segments_go_by_age() {
+    let directory = directory();
+    let retention = Retention { age_ns_max: Some(1_000), ..options(directory.path()).retention };
+    let mut log = open(LogOptions { retention, ..options(directory.path()) }, NOW_NS).unwrap();
+    let mut sequence = 0;
+    while log.writer.counts().segments < 3 {
+        sequence += 1;
+        log.keeper.turn(NOW_NS);
+        Written::numbered(sequence).write(&mut log);
+    }
+    log.keeper.turn(NOW_NS);
+    log.keeper.turn(NOW_NS + 1_000);
+    assert_eq!(log.keeper.counts().unlinked, 0);
+    log.keeper.turn(NOW_NS + 1_001);
+    let left = segment_numbers(directory.path()).unwrap();
+    assert_eq!(left.len(), 2, "the current one and the next: {left:?}");
+}
+
+#[test]
+fn a_keeper_that_cannot_make_segments_says_so_and_goes_on_trying() {
+    let directory = directory();
+    let mut log = open(options(directory.path()), NOW_NS).unwrap();
+    let hidden = directory.path().with_extension("hidden");
+    fs::rename(directory.path(), &hidden).unwrap();
+    for sequence in 1..=500 {
+        log.keeper.turn(NOW_NS);
+        Written::numbered(sequence).write(&mut log);
+    }
+    assert!(log.keeper.counts().failures > 0 && log.writer.counts().entries_private > 0);
+    fs::rename(&hidden, directory.path()).unwrap();
+    log.keeper.turn(NOW_NS);
+    let after = Written::numbered(501);
+    after.write(&mut log);
+    let got = read_all(&mut Reader::open(directory.path(), CHANNEL).unwrap());
+    assert_eq!(got.last(), Some(&after));
+}
+
+#[test]
+fn readers_in_other_threads_see_every_entry_while_segments_come_and_go() {
+    const ENTRIES: u64 = 20_000;
+    let directory = directory();
+    let retention = Retention { bytes_max: 4 * (12 << 10), age_ns_max: None, protected_bytes_max: 0 };
+    let mut log = open(LogOptions { retention, ..options(directory.path()) }, NOW_NS).unwrap();
+    std::thread::scope(|scope| {
+        let readers = [0, 1].map(|_| {
+            scope.spawn(|| {
+                let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
+                let (mut read, mut last, mut begun_at) = (0, 0, None);
+                while last < ENTRIES {
+                    let Some(entry) = reader.next() else {
+                        std::thread::yield_now();
+                        continue;
+                    };
+                    assert!(entry.first > last);
+                    assert_eq!(Written::of(&entry), Written::numbered(entry.first));
+                    (read, last) = (read + 1, entry.first);
+                    begun_at.get_or_insert(entry.first);
+                }
+                // What it did not read since it began, it knows that it lost.
+                assert_eq!(read + reader.lost(), ENTRIES + 1 - begun_at.unwrap());
+            })
+        });
+        for sequence in 1..=ENTRIES {
+            log.keeper.turn(NOW_NS);
+            Written::numbered(sequence).write(&mut log);
+        }
+        for reader in readers {
+            reader.join().unwrap();
+        }
+    });
+    assert!(log.keeper.counts().unlinked > 50);
 }
