@@ -134,6 +134,15 @@ pub enum ChannelState {
     Failed = 6,
 }
 
+impl ChannelState {
+    /// From its number in a [`StateBody`](crate::frame::StateBody).
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        use ChannelState::{Ended, Failed, Gap, Live, Recovering, Stale, Waiting};
+        [Waiting, Live, Gap, Recovering, Stale, Ended, Failed].into_iter().find(|state| *state as u8 == number)
+    }
+}
+
 /// How a channel is set up.
 #[derive(Clone, Debug)]
 pub struct ChannelConfig {

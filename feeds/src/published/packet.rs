@@ -7,6 +7,10 @@
 //! Little-endian. `[first, next)` are the input sequences that the packet settles. A message larger than a packet is
 //! cut into parts at record borders, each alone in its packet: those before the last settle nothing (`next` is the
 //! message's own sequence), the last settles the message.
+//!
+//! A live heartbeat's range reaches from the end of the last log entry to the present: messages that produced
+//! nothing. It says the same again until an entry covers it, so that no lost heartbeat leaves a gap which no log
+//! entry could fill.
 
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,

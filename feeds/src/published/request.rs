@@ -6,8 +6,8 @@
 //! | [`RequestKind::Range`] with `first == next` | none | the same |
 //! | [`RequestKind::Definitions`] from number `first` on | packets with [`PacketFlags::SNAPSHOT`]: `[first, next)` are the numbers of their definitions, in the order in which the session brought them | heartbeat with `SNAPSHOT`: `[first, next)` are the numbers of those left over |
 //!
-//! Every answer, also one that a limit cuts short, has such an end, and carries the highest epoch that its sender
-//! knows. A request beyond a requester's rate is not answered at all. The asker goes on from what it got.
+//! A log that holds nothing of the session says `[0, 0)`. Every answer, also one that a limit cuts short, has such an end, and carries the highest epoch that its sender
+//! knows. A limit leaves room for all parts of one message, or it would never come whole. A request beyond a requester's rate is not answered at all. The asker goes on from what it got.
 //!
 //! [`PacketFlags::RETRANSMISSION`]: super::packet::PacketFlags::RETRANSMISSION
 //! [`PacketFlags::SNAPSHOT`]: super::packet::PacketFlags::SNAPSHOT

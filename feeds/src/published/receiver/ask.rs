@@ -1,0 +1,44 @@
+//! One question to the service, repeated until it is answered or given up.
+
+use crate::time::MonoNs;
+
+use super::ServiceConfig;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ask {
+    config: ServiceConfig,
+    attempt: u16,
+    deadline: MonoNs,
+    is_due: bool,
+}
+
+impl Ask {
+    pub(super) fn new(config: ServiceConfig, now: MonoNs) -> Self {
+        Self { config, attempt: 1, deadline: now.plus(config.request_timeout_ns), is_due: true }
+    }
+
+    pub(super) fn deadline(&self) -> MonoNs {
+        self.deadline
+    }
+
+    /// Whether the question is to be sent now.
+    pub(super) fn poll(&mut self) -> bool {
+        core::mem::take(&mut self.is_due)
+    }
+
+    /// Part of the answer has come: the rest has its own time and attempts.
+    pub(super) fn progressed(&mut self, now: MonoNs) {
+        self.attempt = 1;
+        self.deadline = now.plus(self.config.request_timeout_ns);
+    }
+
+    /// Time has passed. False when it is given up.
+    pub(super) fn on_deadline(&mut self, now: MonoNs) -> bool {
+        if self.deadline <= now {
+            self.attempt += 1;
+            self.deadline = now.plus(self.config.request_timeout_ns);
+            self.is_due = true;
+        }
+        self.attempt <= self.config.attempts_max.max(1)
+    }
+}

@@ -1,0 +1,631 @@
+//! Two gateways that cut their packets differently, lines that lose, copy and reorder, a service that answers or
+//! doesn't: what comes out is the stream as it went in, or says what is missing.
+#![allow(clippy::cast_possible_truncation, reason = "test sizes are small")]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use zerocopy::{
+    IntoBytes,
+    little_endian::{I32, U16, U32, U64},
+};
+
+use super::*;
+use crate::{
+    frame::{FrameFlags, FrameKind, GapBody},
+    identity::Feed,
+    published::{
+        packet::{PacketMeta, write_packet},
+        request::RequestKind,
+    },
+    time::TradingDate,
+};
+
+const GROUP: GroupId = GroupId(3);
+const CHANNEL: ChannelId = ChannelId(7);
+/// Room for the frames of one packet.
+const BODY_BYTES_MAX: usize = 400;
+const RECORD_BYTES: usize = 56;
+
+/// What one input sequence of the channel became.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Input {
+    Silent,
+    /// So many records.
+    Records(u16),
+    /// Declared missing by every gateway.
+    Missing,
+}
+
+fn session(restart: u32) -> Session {
+    Session { feed: Feed::IexDeep, date: TradingDate::from_yyyymmdd(20_240_102).unwrap(), restart }
+}
+
+/// Records of one message: each says whose it is.
+fn records(sequence: u64, count: u16) -> Vec<u8> {
+    let mut body = Vec::new();
+    for index in 0..count {
+        let mut record = [0; RECORD_BYTES];
+        record[0] = (RECORD_BYTES / 4) as u8;
+        record[16..24].copy_from_slice(&sequence.to_le_bytes());
+        record[24..26].copy_from_slice(&index.to_le_bytes());
+        body.extend_from_slice(&record);
+    }
+    body
+}
+
+fn frame(sequence: u64, kind: FrameKind, part: (u16, FrameFlags), body: &[u8]) -> Vec<u8> {
+    let record_count = if kind == FrameKind::Message { body.len() / RECORD_BYTES } else { 0 };
+    let header = FrameHeader {
+        sequence: U64::new(sequence),
+        ts_recv: U64::new(sequence * 10),
+        ts_in_delta_ns: I32::new(0),
+        body_bytes: U16::new(body.len() as u16),
+        record_count: U16::new(record_count as u16),
+        kind: kind as u8,
+        flags: part.1.0,
+        part: U16::new(part.0),
+        reserved: U32::ZERO,
+    };
+    [header.as_bytes(), body].concat()
+}
+
+const WHOLE: (u16, FrameFlags) = (0, FrameFlags(3));
+
+/// One log entry.
+#[derive(Clone, Debug)]
+struct Entry {
+    first: u64,
+    next: u64,
+    body: Vec<u8>,
+}
+
+/// What a gateway's log holds of these inputs, numbered from 1, with that many messages in a packet.
+fn log_of(inputs: &[Input], cuts: &[u64]) -> Vec<Entry> {
+    let mut log: Vec<Entry> = Vec::new();
+    let mut open = Entry { first: 1, next: 1, body: Vec::new() };
+    let mut cuts = cuts.iter().cycle();
+    let mut left = *cuts.next().unwrap();
+    let mut sequence = 1;
+    let mut close = |open: &mut Entry| {
+        if open.next > open.first || !open.body.is_empty() {
+            log.push(open.clone());
+        }
+        *open = Entry { first: open.next, next: open.next, body: Vec::new() };
+    };
+    while let Some(input) = inputs.get(sequence as usize - 1) {
+        let mut next = sequence + 1;
+        let bytes = match input {
+            Input::Silent => Vec::new(),
+            Input::Records(count) => frame(sequence, FrameKind::Message, WHOLE, &records(sequence, *count)),
+            Input::Missing => {
+                while inputs.get(next as usize - 1) == Some(&Input::Missing) {
+                    next += 1;
+                }
+                let gap = GapBody { first: U64::new(sequence), next: U64::new(next) };
+                frame(sequence, FrameKind::Gap, WHOLE, gap.as_bytes())
+            }
+        };
+        if open.body.len() + bytes.len() > BODY_BYTES_MAX {
+            close(&mut open);
+        }
+        if bytes.len() > BODY_BYTES_MAX {
+            let body = records(sequence, (bytes.len() / RECORD_BYTES) as u16);
+            let pieces: Vec<_> = body.chunks(6 * RECORD_BYTES).collect();
+            for (part, piece) in pieces.iter().enumerate() {
+                let is_last = part + 1 == pieces.len();
+                let flags = FrameFlags(u8::from(part == 0) | u8::from(is_last) << 1);
+                open.body = frame(sequence, FrameKind::Message, (part as u16, flags), piece);
+                open.next = if is_last { next } else { sequence };
+                close(&mut open);
+            }
+        } else {
+            open.body.extend_from_slice(&bytes);
+            open.next = next;
+        }
+        left -= 1;
+        if left == 0 {
+            left = *cuts.next().unwrap();
+            close(&mut open);
+        }
+        sequence = next;
+    }
+    close(&mut open);
+    log
+}
+
+fn datagram(flags: PacketFlags, session: Session, epoch: Epoch, (first, next): (u64, u64), body: &[u8]) -> Vec<u8> {
+    let (first, next) = (Sequence(first), Sequence(next));
+    let meta = PacketMeta { flags, group: GROUP, channel: CHANNEL, epoch, session, first, next, send_time_ns: 5 };
+    let mut bytes = vec![0; 2_000];
+    let length = write_packet(&meta, body, &mut bytes).unwrap();
+    bytes.truncate(length);
+    bytes
+}
+
+/// Gateways, lines, service and receiver in one place, with virtual time in µs.
+struct World {
+    inputs: Vec<Vec<Input>>,
+    /// Per session, per gateway.
+    logs: Vec<Vec<Vec<Entry>>>,
+    /// What of its log the service still has.
+    oldest_entry: usize,
+    packets_per_answer: usize,
+    answers: Vec<bool>,
+    requests: usize,
+    flights: BTreeMap<u64, Vec<(Line, Vec<u8>)>>,
+    receiver: Receiver,
+    said: Vec<Said>,
+    late: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Said {
+    Session(u32),
+    Message(u32, u64),
+    Definition(u64),
+    Gap(u64, u64),
+    Lost(u64, u64),
+    End,
+}
+
+impl World {
+    fn new(inputs: Vec<Vec<Input>>, cuts: [&[u64]; 2], config: ReceiverConfig) -> Self {
+        let logs = inputs.iter().map(|inputs| cuts.map(|cuts| log_of(inputs, cuts)).to_vec()).collect();
+        Self {
+            inputs,
+            logs,
+            oldest_entry: 0,
+            packets_per_answer: 5,
+            answers: vec![true],
+            requests: 0,
+            flights: BTreeMap::new(),
+            receiver: Receiver::new(config),
+            said: Vec::new(),
+            late: false,
+        }
+    }
+
+    /// Publishes all sessions on the lines: fates are (lost, twice, delay) per packet, repeated. The second gateway
+    /// takes over, under a higher epoch, after `take_over_after` packets of each session.
+    fn publish(&mut self, lines: &[Vec<(bool, bool, u64)>], take_over_after: usize, heard_from: u64) {
+        let mut at = 0;
+        for (number, gateways) in self.logs.iter().enumerate() {
+            let session = session(number as u32);
+            let before = gateways[0].iter().take(take_over_after);
+            let settled = before.clone().last().map_or(1, |entry| entry.next);
+            // The successor begins with the entry that holds what the old one did not settle.
+            let after = gateways[1].iter().filter(|entry| entry.next > settled || (entry.first..entry.next).is_empty());
+            let after = after.filter(|entry| entry.next >= settled);
+            let old = Epoch::new(2 * number as u64 + 1, 1);
+            let new = Epoch::new(2 * number as u64 + 2, 2);
+            let stream = before.map(|entry| (old, entry)).chain(after.map(|entry| (new, entry)));
+            let end = self.inputs[number].len() as u64 + 1;
+            let mut packets: Vec<Vec<u8>> = stream
+                .map(|(epoch, entry)| {
+                    datagram(PacketFlags::default(), session, epoch, (entry.first, entry.next), &entry.body)
+                })
+                .collect();
+            let end_flags = PacketFlags::HEARTBEAT.with(PacketFlags::END_OF_SESSION);
+            let heartbeat = datagram(end_flags, session, new, (end, end), &[]);
+            packets.extend(std::iter::repeat_n(heartbeat, 4));
+            for (line, fates) in (0..).map(Line).zip(lines) {
+                for (index, packet) in packets.iter().enumerate() {
+                    let (lost, twice, delay) = fates[index % fates.len()];
+                    // The last heartbeat always comes.
+                    let lost = lost && index + 1 < packets.len();
+                    let leaves = at + 100 * index as u64;
+                    if leaves < heard_from {
+                        continue;
+                    }
+                    if !lost {
+                        self.flights.entry(leaves + delay).or_default().push((line, packet.clone()));
+                    }
+                    if twice {
+                        self.flights.entry(leaves + 2 * delay + 30).or_default().push((line, packet.clone()));
+                    }
+                }
+            }
+            at += 100 * packets.len() as u64 + 500_000;
+        }
+    }
+
+    fn run(&mut self) {
+        while let Some((at, datagrams)) = self.flights.pop_first() {
+            let now = MonoNs(at * 1_000);
+            for (line, mut bytes) in datagrams {
+                // The service hears the same epochs, and answers with the latest.
+                if let Some(epoch) = self.receiver.epoch().filter(|_| line == Line::RECOVERY) {
+                    bytes[16..24].copy_from_slice(&epoch.0.to_le_bytes());
+                }
+                let datagram = PublishedDatagram { line, bytes: &bytes, ts_recv: UnixNs(now.0) };
+                let said = &mut self.said;
+                let _counted = self.receiver.accept(datagram, now, &mut |output| tell(said, &output));
+            }
+            self.answer(at);
+            let until = self.flights.keys().next().copied();
+            while let Some(deadline) = self.receiver.next_deadline() {
+                if until.is_some_and(|until| deadline.0 >= until * 1_000) {
+                    break;
+                }
+                let said = &mut self.said;
+                self.receiver.on_deadline(deadline, &mut |output| tell(said, &output));
+                self.answer(deadline.0 / 1_000);
+                if self.flights.keys().next().copied() != until {
+                    break;
+                }
+            }
+        }
+        let said = &mut self.said;
+        self.receiver.finish(&mut |output| tell(said, &output));
+    }
+
+    /// The service, standing on the second gateway's log.
+    fn answer(&mut self, at: u64) {
+        while let Some(request) = self.receiver.poll_request() {
+            let wire = request.to_packet();
+            let request = ServiceRequest::parse(wire.as_bytes()).unwrap();
+            assert_eq!((request.group, request.channel), (GROUP, CHANNEL));
+            let answered = self.answers[self.requests % self.answers.len()];
+            self.requests += 1;
+            assert!(self.requests < 20_000, "a flood of requests");
+            if !answered {
+                continue;
+            }
+            let session = request.session.unwrap();
+            let epoch = self.receiver.epoch().unwrap();
+            let flags = PacketFlags::RETRANSMISSION;
+            let mut out = Vec::new();
+            match request.kind {
+                RequestKind::Range => {
+                    let log = &self.logs[session.restart as usize][1];
+                    let log = log.get(self.oldest_entry..).unwrap_or_default();
+                    let wanted = log.iter().filter(|entry| {
+                        request.first < request.next
+                            && entry.first < request.next.0
+                            && (entry.next > request.first.0
+                                || entry.first == entry.next && entry.next >= request.first.0)
+                    });
+                    for entry in wanted.take(self.packets_per_answer) {
+                        out.push(datagram(flags, session, epoch, (entry.first, entry.next), &entry.body));
+                    }
+                    let extent = log.first().map_or((0, 0), |first| (first.first, log.last().unwrap().next));
+                    out.push(datagram(flags.with(PacketFlags::HEARTBEAT), session, epoch, extent, &[]));
+                }
+                RequestKind::Definitions => {
+                    let flags = flags.with(PacketFlags::SNAPSHOT);
+                    let number = request.first.0;
+                    if number < DEFINITIONS {
+                        let body = frame(number + 1, FrameKind::Message, WHOLE, &records(number + 1, 1));
+                        out.push(datagram(flags, session, epoch, (number, number + 1), &body));
+                    }
+                    let left = ((number + 1).min(DEFINITIONS), DEFINITIONS);
+                    out.push(datagram(flags.with(PacketFlags::HEARTBEAT), session, epoch, left, &[]));
+                }
+            }
+            for (index, bytes) in out.into_iter().enumerate() {
+                self.flights.entry(at + 300 + index as u64).or_default().push((Line::RECOVERY, bytes));
+            }
+        }
+    }
+
+    /// The promise: sessions only go forward; in each, every message that said anything comes once, in order, with
+    /// its own records, or lies in a loss that is told; nothing is told twice.
+    fn check(&self) -> Result<BTreeSet<(u32, u64)>, String> {
+        let mut current: Option<u32> = None;
+        let mut told = 1;
+        let mut lost = BTreeSet::new();
+        let mut is_ended = false;
+        for said in &self.said {
+            let (first, next) = match said {
+                Said::Session(number) => {
+                    if current.is_some_and(|current| *number <= current) {
+                        return Err(format!("session {number} after {current:?}"));
+                    }
+                    if let Some(current) = current {
+                        self.all_told(current, told)?;
+                    }
+                    (current, is_ended, told) = (Some(*number), false, 0);
+                    continue;
+                }
+                Said::End if is_ended => return Err("two ends".to_owned()),
+                Said::End => {
+                    is_ended = true;
+                    continue;
+                }
+                Said::Definition(_) => continue,
+                Said::Message(number, sequence) if Some(*number) == current => (*sequence, *sequence + 1),
+                Said::Message(..) => return Err(format!("{said:?} in session {current:?}")),
+                Said::Gap(first, next) | Said::Lost(first, next) => (*first, *next),
+            };
+            if is_ended || first < told {
+                return Err(format!("{said:?} after {told}, ended: {is_ended}"));
+            }
+            let number = current.ok_or("before any session")?;
+            let at = |sequence: u64| self.inputs[number as usize].get(sequence as usize - 1).copied();
+            // A late starter's first message may follow anything.
+            if told > 0
+                && let Some(skipped) = (told..first).find(|sequence| at(*sequence) != Some(Input::Silent))
+            {
+                return Err(format!("{skipped} was skipped silently before {said:?}"));
+            }
+            match said {
+                Said::Gap(..) if (first..next).any(|sequence| at(sequence) != Some(Input::Missing)) => {
+                    return Err(format!("{said:?} is not what the gateway declared"));
+                }
+                Said::Lost(..) => lost.extend((first..next).map(|sequence| (number, sequence))),
+                _ => {}
+            }
+            told = next;
+        }
+        self.all_told(current.unwrap_or(0), told)?;
+        Ok(lost)
+    }
+
+    fn all_told(&self, number: u32, told: u64) -> Result<(), String> {
+        let inputs = &self.inputs[number as usize];
+        let rest = inputs.get(told.saturating_sub(1) as usize..).unwrap_or_default();
+        let untold = rest.iter().position(|input| *input != Input::Silent);
+        match untold {
+            Some(index) if !self.late => Err(format!("{} of session {number} was never told", told + index as u64)),
+            _ => Ok(()),
+        }
+    }
+}
+
+const DEFINITIONS: u64 = 3;
+
+fn tell(said: &mut Vec<Said>, output: &Output<'_>) {
+    assert_eq!(output.channel, CHANNEL);
+    let restart = output.session.restart;
+    said.push(match output.item {
+        Item::Session => Said::Session(restart),
+        Item::Message { header, body } => {
+            let sequence = header.sequence.get();
+            assert_eq!(body, records(sequence, header.record_count.get()), "records of {sequence}");
+            assert_eq!(usize::from(header.body_bytes.get()), body.len());
+            Said::Message(restart, sequence)
+        }
+        Item::Definition { header, .. } => Said::Definition(header.sequence.get()),
+        Item::Gap(gap) => Said::Gap(gap.first().0, gap.next().0),
+        Item::Lost(gap) => Said::Lost(gap.first().0, gap.next().0),
+        Item::EndOfSession => Said::End,
+        Item::State(_) | Item::Snapshot { .. } => return,
+    });
+}
+
+fn service() -> ServiceConfig {
+    ServiceConfig { request_timeout_ns: 5_000_000, attempts_max: 6, messages_per_request_max: 40 }
+}
+
+fn config(service: Option<ServiceConfig>) -> ReceiverConfig {
+    ReceiverConfig {
+        group: GROUP,
+        channels: vec![CHANNEL],
+        lines: 2,
+        packet_bytes_max: 512,
+        window_packets: 64,
+        service,
+        ..ReceiverConfig::default()
+    }
+}
+
+const KIND: Fate = (false, false, 0);
+type Fate = (bool, bool, u64);
+
+fn inputs() -> impl Strategy<Value = Vec<Input>> {
+    let input = prop_oneof![
+        3 => Just(Input::Silent),
+        8 => (1..5_u16).prop_map(Input::Records),
+        // Cut into two to four parts.
+        1 => (7..24_u16).prop_map(Input::Records),
+        1 => Just(Input::Missing),
+    ];
+    prop::collection::vec(input, 1..120)
+}
+
+fn fates() -> impl Strategy<Value = Vec<Fate>> {
+    let delay = prop_oneof![3 => Just(0), 1 => 0..900_u64, 1 => 0..8_000_u64];
+    prop::collection::vec((prop::bool::weighted(0.2), prop::bool::weighted(0.2), delay), 1..30)
+}
+
+fn cuts() -> impl Strategy<Value = Vec<u64>> {
+    prop::collection::vec(1..6_u64, 1..4)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// With a service that answers: nothing is lost, whatever the lines do, over a take-over and a new session.
+    #[test]
+    fn a_service_that_answers_leaves_nothing_lost(
+        sessions in prop::collection::vec(inputs(), 1..3),
+        lines in prop::collection::vec(fates(), 1..3),
+        (left, right) in (cuts(), cuts()),
+        take_over_after in 0..60_usize,
+        packets_per_answer in 4..9_usize,
+    ) {
+        let mut world = World::new(sessions, [&left, &right], config(Some(service())));
+        world.packets_per_answer = packets_per_answer;
+        world.publish(&lines, take_over_after, 0);
+        world.run();
+        let lost = world.check().map_err(TestCaseError::fail)?;
+        prop_assert_eq!(lost.len(), 0);
+        let ends = world.said.iter().filter(|said| **said == Said::End).count();
+        prop_assert_eq!(ends, world.inputs.len());
+    }
+
+    /// Without a service, or with one that answers now and then: each message once and in order, or told as lost.
+    #[test]
+    fn what_is_missing_is_told(
+        sessions in prop::collection::vec(inputs(), 1..3),
+        lines in prop::collection::vec(fates(), 1..3),
+        (left, right) in (cuts(), cuts()),
+        take_over_after in 0..60_usize,
+        answers in prop::option::of(prop::collection::vec(any::<bool>(), 1..8)),
+    ) {
+        let mut world = World::new(sessions, [&left, &right], config(answers.as_ref().map(|_| service())));
+        // A lost first packet without an answering service is a late start.
+        world.late = true;
+        world.answers = answers.unwrap_or_else(|| vec![false]);
+        world.publish(&lines, take_over_after, 0);
+        world.run();
+        world.check().map_err(TestCaseError::fail)?;
+    }
+
+    /// A late starter gets the definitions first and then everything that the log still holds.
+    #[test]
+    fn a_late_starter_gets_what_the_log_still_holds(
+        session in inputs(),
+        lines in prop::collection::vec(fates(), 1..3),
+        (left, right) in (cuts(), cuts()),
+        heard_from in 1..4_000_u64,
+        oldest_entry in 0..4_usize,
+    ) {
+        let mut world = World::new(vec![session], [&left, &right], config(Some(service())));
+        // A log that begins inside of a message has lost that message.
+        let log = &world.logs[0][1];
+        let begins = |index: &usize| log.get(*index).is_none_or(|entry| *index == 0 || log[index - 1].next == entry.first && log[index - 1].first < entry.first);
+        let oldest_entry = (oldest_entry..).find(begins).unwrap();
+        world.oldest_entry = oldest_entry;
+        world.publish(&lines, usize::MAX, heard_from);
+        world.run();
+        world.late = !world.said.iter().any(|said| matches!(said, Said::Message(..) | Said::Gap(..)));
+        let lost = world.check();
+        let oldest = world.logs[0][1].get(oldest_entry).map(|entry| entry.first);
+        if let (Some(Said::Definition(1)), Some(oldest)) = (world.said.get(1), oldest) {
+            prop_assert_eq!(lost.map_err(TestCaseError::fail)?.len(), 0);
+            prop_assert_eq!(&world.said[1..4], &[Said::Definition(1), Said::Definition(2), Said::Definition(3)]);
+            let first = world.said.iter().find_map(|said| match said {
+                Said::Message(_, sequence) => Some(*sequence),
+                _ => None,
+            });
+            let at_oldest = (oldest..).zip(&world.inputs[0][oldest as usize - 1..]);
+            let expected = at_oldest.filter(|(_, input)| matches!(input, Input::Records(_))).map(|(sequence, _)| sequence);
+            prop_assert_eq!(first, expected.clone().next().filter(|_| first.is_some()).or(first));
+            prop_assert!(first.is_some() || expected.count() == 0);
+        }
+    }
+
+    /// Any bytes: no panic, and whatever passes the check is walked to its end.
+    #[test]
+    fn damaged_datagrams_never_panic(
+        damage in prop::collection::vec((0..30_usize, 0..500_usize, any::<u8>()), 1..300),
+    ) {
+        let mut world = World::new(vec![vec![Input::Records(2); 40]], [&[3], &[2]], config(Some(service())));
+        world.publish(&[vec![KIND], vec![KIND]], 5, 0);
+        let mut packets: Vec<_> = world.flights.values().flatten().cloned().collect();
+        for (packet, byte, value) in damage {
+            let index = packet % packets.len();
+            let bytes = &mut packets[index].1;
+            let byte = byte % bytes.len();
+            bytes[byte] = value;
+        }
+        for (at, (line, bytes)) in (0..).zip(packets) {
+            let datagram = PublishedDatagram { line, bytes: &bytes, ts_recv: UnixNs(at) };
+            let now = MonoNs(at * 1_000_000);
+            let _counted = world.receiver.accept(datagram, now, &mut |_| {});
+            world.receiver.on_deadline(now, &mut |_| {});
+            while world.receiver.poll_request().is_some() {}
+        }
+        world.receiver.finish(&mut |_| {});
+    }
+}
+
+#[test]
+fn a_message_larger_than_a_packet_comes_whole() {
+    let inputs = vec![Input::Records(1), Input::Records(20), Input::Silent, Input::Records(2)];
+    let mut world = World::new(vec![inputs], [&[9], &[1]], config(None));
+    world.publish(&[vec![KIND]], usize::MAX, 0);
+    world.run();
+    let message = |sequence| Said::Message(0, sequence);
+    assert_eq!(world.said, [Said::Session(0), message(1), message(2), message(4), Said::End]);
+    assert_eq!(world.receiver.channels().next().unwrap().statistics().messages, 3);
+}
+
+#[test]
+fn a_message_with_a_lost_part_is_lost_whole_and_once() {
+    let inputs = vec![Input::Records(1), Input::Records(20), Input::Records(2)];
+    for lost in 1..5 {
+        let mut world = World::new(vec![inputs.clone()], [&[9], &[1]], config(None));
+        let mut fates = vec![KIND; 20];
+        fates[lost].0 = true;
+        world.publish(&[fates], usize::MAX, 0);
+        world.run();
+        assert_eq!(world.said[2], Said::Lost(2, 3), "part {lost}: {:?}", world.said);
+        assert_eq!(world.said[3], Said::Message(0, 3));
+    }
+}
+
+#[test]
+fn a_gateway_that_no_longer_leads_is_not_heard() {
+    let mut world = World::new(vec![vec![Input::Records(1); 4]], [&[1], &[1]], config(None));
+    let mut accept = |epoch, sequence: u64| {
+        let body = frame(sequence, FrameKind::Message, WHOLE, &records(sequence, 1));
+        let bytes = datagram(PacketFlags::default(), session(0), epoch, (sequence, sequence + 1), &body);
+        let datagram = PublishedDatagram { line: Line::A, bytes: &bytes, ts_recv: UnixNs(0) };
+        world.receiver.accept(datagram, MonoNs(0), &mut |_| {})
+    };
+    assert_eq!(accept(Epoch::new(5, 1), 1), Ok(()));
+    assert_eq!(accept(Epoch::new(6, 2), 2), Ok(()));
+    assert_eq!(accept(Epoch::new(5, 1), 3), Err(DropReason::EpochStale));
+    assert_eq!(accept(Epoch::new(2_000, 1), 3), Err(DropReason::EpochJump));
+    assert_eq!(accept(Epoch::new(6, 2), 3), Ok(()));
+    assert_eq!(world.receiver.drops().get(DropReason::EpochStale), 1);
+    assert_eq!(world.receiver.drops().get(DropReason::EpochJump), 1);
+}
+
+#[test]
+fn what_is_not_for_us_is_refused_by_name() {
+    let mut world = World::new(vec![Vec::new()], [&[1], &[1]], config(None));
+    let mut accept = |line, bytes: &[u8]| {
+        world.receiver.accept(PublishedDatagram { line, bytes, ts_recv: UnixNs(0) }, MonoNs(0), &mut |_| {})
+    };
+    let sound = datagram(PacketFlags::HEARTBEAT, session(1), Epoch::new(1, 1), (5, 5), &[]);
+    let with = |index: usize, value: u8| {
+        let mut bytes = sound.clone();
+        bytes[index] = value;
+        bytes
+    };
+    assert_eq!(accept(Line::A, &with(6, 9)), Err(DropReason::ChannelUnknown));
+    assert_eq!(accept(Line::A, &with(8, 9)), Err(DropReason::ChannelUnknown));
+    assert_eq!(accept(Line::RECOVERY, &sound), Err(DropReason::ProtocolMismatch));
+    assert_eq!(accept(Line::A, &with(5, 3)), Err(DropReason::ProtocolMismatch));
+    assert_eq!(accept(Line::A, &sound), Ok(()));
+    // The restart count of an older session.
+    assert_eq!(accept(Line::A, &with(32, 0)), Err(DropReason::SessionStale));
+}
+
+#[test]
+fn a_new_session_waits_until_the_old_one_is_at_its_end() {
+    let sessions = vec![vec![Input::Records(1); 10], vec![Input::Records(1); 10]];
+    let mut world = World::new(sessions, [&[1], &[1]], config(Some(service())));
+    // The last message of the first session is lost on both lines, and so is every heartbeat after it.
+    let mut fates = vec![KIND; 14];
+    fates[9..].fill((true, false, 0));
+    world.publish(&[fates.clone(), fates], usize::MAX, 0);
+    let last_heartbeat = *world.flights.range(..400_000).next_back().unwrap().0;
+    world.flights.remove(&last_heartbeat);
+    world.run();
+    let place = |said: Said| world.said.iter().position(|known| *known == said);
+    assert!(place(Said::Message(0, 10)).unwrap() < place(Said::Session(1)).unwrap(), "{:?}", world.said);
+    assert_eq!(world.check().unwrap().len(), 0);
+}
+
+#[test]
+fn the_checker_catches_a_broken_receiver() {
+    let run = |spoil: fn(&mut Vec<Said>)| {
+        let mut world = World::new(vec![vec![Input::Records(1); 9]], [&[2], &[3]], config(None));
+        world.publish(&[vec![KIND]], 2, 0);
+        world.run();
+        spoil(&mut world.said);
+        world.check().map(|_| ())
+    };
+    assert_eq!(run(|_| {}), Ok(()));
+    assert!(run(|said| said.swap(3, 4)).is_err());
+    assert!(run(|said| drop(said.remove(3))).is_err());
+    assert!(run(|said| said.insert(3, said[3].clone())).is_err());
+    assert!(run(|said| said.truncate(4)).is_err());
+    assert!(run(|said| said.push(Said::Session(0))).is_err());
+    assert!(run(|said| said[3] = Said::Gap(3, 4)).is_err());
+}
