@@ -27,6 +27,8 @@ mod sync;
 mod token;
 mod turn;
 
+#[cfg(all(test, feature = "loom"))]
+mod models;
 #[cfg(all(test, not(feature = "loom")))]
 mod testing;
 #[cfg(all(test, not(feature = "loom")))]

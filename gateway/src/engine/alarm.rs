@@ -98,3 +98,119 @@ impl Alarm {
 }
 
 const NEVER: u64 = u64::MAX;
+
+#[cfg(all(test, feature = "loom"))]
+mod models {
+    use std::sync::Arc;
+
+    use loom::{sync::Mutex, thread};
+
+    use super::*;
+    use crate::engine::models::explore;
+
+    /// Two channels and the kernel's timer.
+    struct World {
+        alarm: Alarm,
+        deadlines: [Deadline; 2],
+        timer_ns: Mutex<u64>,
+        due: Mutex<Vec<usize>>,
+    }
+
+    impl World {
+        /// Before any thread runs: channel 0 has the deadline 5 and the timer is set to it.
+        fn new() -> Arc<Self> {
+            Arc::new(Self {
+                alarm: Alarm { armed: AtomicU64::new(5) },
+                deadlines: [Deadline(AtomicU64::new(5)), Deadline::new()],
+                timer_ns: Mutex::new(5),
+                due: Mutex::new(Vec::new()),
+            })
+        }
+
+        fn set_timer(&self, at: MonoNs) {
+            *self.timer_ns.lock().unwrap() = at.0;
+        }
+
+        fn publish(&self, channel: usize, at_ns: u64) {
+            self.alarm.publish(&self.deadlines[channel], Some(MonoNs(at_ns)), |at| self.set_timer(at));
+        }
+
+        /// The leader at the moment 10.
+        fn go_off(&self) {
+            *self.timer_ns.lock().unwrap() = NEVER;
+            let due = |index| self.due.lock().unwrap().push(index);
+            self.alarm.go_off(MonoNs(10), self.deadlines.iter().enumerate(), due, |at| self.set_timer(at));
+        }
+
+        fn check(&self, earliest_ns: u64) {
+            assert_eq!(*self.timer_ns.lock().unwrap(), earliest_ns, "the timer is late");
+        }
+    }
+
+    fn run(earliest_ns: u64, threads: impl IntoIterator<Item = fn(&World)>, main: fn(&World)) {
+        let world = World::new();
+        let spawn = |body: fn(&World)| {
+            let world = world.clone();
+            thread::spawn(move || body(&world))
+        };
+        let threads: Vec<_> = threads.into_iter().map(spawn).collect();
+        main(&world);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        world.check(earliest_ns);
+    }
+
+    #[test]
+    fn the_timer_is_set_to_the_earliest_whoever_comes_last() {
+        explore(3, || run(20, [(|world| world.publish(1, 20)) as fn(&World)], World::go_off));
+        explore(3, || run(20, [(|world| world.publish(0, 20)) as fn(&World)], World::go_off));
+        explore(2, || {
+            let holders = [(|world| world.publish(0, 20)) as fn(&World), |world| world.publish(1, 30)];
+            run(20, holders, World::go_off);
+        });
+    }
+
+    #[test]
+    fn a_deadline_that_moves_earlier_while_the_timer_goes_off_is_kept() {
+        explore(3, || {
+            let holder = |world: &World| {
+                world.publish(1, 40);
+                world.publish(1, 30);
+            };
+            run(30, [holder as fn(&World)], World::go_off);
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "the timer is late")]
+    fn setting_the_timer_without_a_second_look_is_caught() {
+        explore(3, || {
+            let lower = |world: &World, at_ns: u64| {
+                if world.alarm.armed.fetch_min(at_ns, AcqRel) > at_ns {
+                    world.set_timer(MonoNs(at_ns));
+                }
+            };
+            let world = World::new();
+            world.alarm.armed.store(NEVER, Relaxed);
+            let other = world.clone();
+            let thread = thread::spawn(move || lower(&other, 30));
+            lower(&world, 20);
+            thread.join().unwrap();
+            world.check(20);
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "the timer is late")]
+    fn a_deadline_written_without_an_exchange_is_caught() {
+        explore(3, || {
+            let publish = |world: &World| {
+                let before_ns = world.deadlines[0].0.load(Acquire);
+                world.deadlines[0].0.store(20, std::sync::atomic::Ordering::Release);
+                if 20 < before_ns {
+                    world.alarm.lower(20, |at| world.set_timer(at));
+                }
+            };
+            run(20, [publish as fn(&World)], World::go_off);
+        });
+    }
+}

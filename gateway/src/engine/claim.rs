@@ -146,3 +146,202 @@ impl Marks {
 }
 
 const LENT_SHIFT: u32 = 16;
+
+#[cfg(all(test, feature = "loom"))]
+mod models {
+    use std::sync::Arc;
+
+    use loom::{sync::Mutex, thread};
+    use mdgw_feeds::identity::Line;
+
+    use super::*;
+    use crate::engine::models::explore;
+
+    /// A channel with two sockets; its value is the number of packets processed and of deadlines acted on.
+    struct World {
+        steps: Steps,
+        claim: Claim<Processed>,
+        sockets: [AtomicU32; 2],
+        run_queue: Mutex<Option<Ticket>>,
+    }
+
+    #[derive(Debug, Default, PartialEq, Eq)]
+    struct Processed {
+        packets: u32,
+        deadlines: u32,
+    }
+
+    /// The holder's two steps: the real ones, or broken ones that the checker must see through.
+    #[derive(Clone, Copy)]
+    struct Steps {
+        take_marks: fn(&mut Held<'_, Processed>) -> Marks,
+        release: for<'a> fn(Held<'a, Processed>) -> Result<(), Held<'a, Processed>>,
+    }
+
+    const REAL: Steps = Steps { take_marks: |held| held.take_marks(), release: |held| held.release() };
+
+    impl World {
+        fn new(steps: Steps) -> Arc<Self> {
+            Arc::new(Self {
+                steps,
+                claim: Claim::new(Processed::default()),
+                sockets: [AtomicU32::new(0), AtomicU32::new(0)],
+                run_queue: Mutex::new(None),
+            })
+        }
+
+        /// A packet comes and its edge reaches a thread, who claims and, as holder, processes.
+        fn packet(&self, line: u8) {
+            self.sockets[usize::from(line)].fetch_add(1, Relaxed);
+            self.edge(line);
+        }
+
+        fn edge(&self, line: u8) {
+            if let Some(held) = self.claim.bring(Marks::ready(LineSet::default().with(Line(line)))) {
+                self.process(held);
+            }
+        }
+
+        fn process(&self, mut held: Held<'_, Processed>) {
+            loop {
+                let marks = (self.steps.take_marks)(&mut held);
+                self.drain(&mut held, marks);
+                match (self.steps.release)(held) {
+                    Ok(()) => return,
+                    Err(again) => held = again,
+                }
+            }
+        }
+
+        fn drain(&self, held: &mut Held<'_, Processed>, marks: Marks) {
+            for (line, socket) in (0..).map(Line).zip(&self.sockets) {
+                if marks.ready_lines().contains(line) || marks.contains(Marks::DEADLINE) {
+                    let packets = socket.swap(0, Relaxed);
+                    held.with(|processed| processed.packets += packets);
+                }
+            }
+            if marks.contains(Marks::DEADLINE) {
+                held.with(|processed| processed.deadlines += 1);
+            }
+        }
+
+        /// Takes up what was laid by, as a thread does that comes back to the pool.
+        fn work_off(&self) {
+            let ticket = self.run_queue.lock().unwrap().take();
+            if let Some(ticket) = ticket {
+                self.process(self.claim.take_up(ticket));
+            }
+        }
+
+        fn into_processed(self: Arc<Self>) -> Processed {
+            let world = Arc::into_inner(self).expect("all threads are joined");
+            for socket in world.sockets {
+                assert_eq!(socket.load(Relaxed), 0, "a packet was left lying");
+            }
+            world.claim.into_inner()
+        }
+    }
+
+    fn no_packet_is_lost(steps: Steps) {
+        let world = World::new(steps);
+        let threads = [0, 1].map(|line| {
+            let world = world.clone();
+            thread::spawn(move || world.packet(line))
+        });
+        world.packet(0);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_eq!(world.into_processed(), Processed { packets: 3, deadlines: 0 });
+    }
+
+    #[test]
+    fn one_thread_at_a_time_and_no_edge_lost() {
+        explore(3, || no_packet_is_lost(REAL));
+    }
+
+    #[test]
+    #[should_panic(expected = "left lying")]
+    fn a_release_without_looking_again_loses_an_edge() {
+        explore(3, || {
+            let release = |held: Held<'_, Processed>| {
+                held.claim.pending.store(0, Release);
+                Ok(())
+            };
+            no_packet_is_lost(Steps { release, ..REAL });
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "left lying")]
+    fn marks_taken_before_the_count_lose_an_edge() {
+        explore(3, || {
+            let take_marks = |held: &mut Held<'_, Processed>| {
+                let marks = Marks(held.claim.marks.swap(0, AcqRel));
+                held.seen = held.claim.pending.load(Acquire);
+                marks
+            };
+            no_packet_is_lost(Steps { take_marks, ..REAL });
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn without_a_claim_two_threads_touch_the_channel() {
+        explore(3, || {
+            let world = World::new(REAL);
+            let other = world.clone();
+            let touch = |world: &World| {
+                Held { claim: &world.claim, seen: 0 }.with(|processed| processed.packets += 1);
+            };
+            let thread = thread::spawn(move || touch(&other));
+            touch(&world);
+            thread.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_deadline_and_a_packet_both_get_through() {
+        explore(3, || {
+            let world = World::new(REAL);
+            let other = world.clone();
+            let thread = thread::spawn(move || other.packet(1));
+            if let Some(held) = world.claim.bring(Marks::DEADLINE) {
+                world.process(held);
+            }
+            thread.join().unwrap();
+            assert_eq!(world.into_processed(), Processed { packets: 1, deadlines: 1 });
+        });
+    }
+
+    /// A holder out of quota lays by what it took; packets come meanwhile; any thread takes it up.
+    #[test]
+    fn a_claim_laid_by_is_taken_up_once_with_all_its_work() {
+        explore(3, || {
+            let world = World::new(REAL);
+            let (holder, bringer) = (world.clone(), world.clone());
+            let holder = thread::spawn(move || {
+                holder.sockets[0].fetch_add(1, Relaxed);
+                let ready = Marks::ready(LineSet(1));
+                if let Some(mut held) = holder.claim.bring(ready) {
+                    let rest = held.take_marks();
+                    held.with(|processed| processed.packets += 10);
+                    *holder.run_queue.lock().unwrap() = Some(held.lay_by(rest));
+                    holder.work_off();
+                } else {
+                    // The other one holds it. Ten packets more, so that the sum is the same either way.
+                    holder.sockets[1].fetch_add(10, Relaxed);
+                    holder.edge(1);
+                }
+            });
+            let bringer = thread::spawn(move || {
+                bringer.packet(1);
+                bringer.work_off();
+            });
+            holder.join().unwrap();
+            bringer.join().unwrap();
+            world.work_off();
+            assert_eq!(world.into_processed(), Processed { packets: 12, deadlines: 0 });
+        });
+    }
+}

@@ -232,3 +232,148 @@ fn spin_hint() {
     #[cfg(all(test, feature = "loom"))]
     loom::thread::yield_now();
 }
+
+#[cfg(all(test, feature = "loom"))]
+mod models {
+    use std::sync::Arc;
+
+    use loom::{cell::Cell, thread};
+
+    use super::*;
+    use crate::engine::models::explore;
+
+    /// What only the leader touches: the checker reports two threads that do so at once.
+    struct Pool {
+        token: Token,
+        leads: Cell<u32>,
+    }
+
+    impl Pool {
+        #[expect(clippy::arc_with_non_send_sync, reason = "the checker watches over the cell, and asks for neither")]
+        fn new() -> Arc<Self> {
+            Arc::new(Self { token: Token::new(), leads: Cell::new(0) })
+        }
+
+        fn lead_once(&self, may_spin: bool, release: impl Fn(&Token) -> Promoted) {
+            assert_eq!(follow(&self.token, may_spin), Take::Leads);
+            self.leads.set(self.leads.get() + 1);
+            release(&self.token);
+        }
+
+        /// Three threads lead once each. A lost promotion leaves one asleep for ever, which the checker reports.
+        fn all_lead(may_spin: [bool; 3], release: impl Fn(&Token) -> Promoted + Copy + 'static) {
+            let pool = Self::new();
+            let threads = [may_spin[0], may_spin[1]].map(|may_spin| {
+                let pool = pool.clone();
+                thread::spawn(move || pool.lead_once(may_spin, release))
+            });
+            pool.lead_once(may_spin[2], release);
+            for thread in threads {
+                thread.join().unwrap();
+            }
+            assert_eq!(pool.leads.get(), 3);
+            assert_eq!(pool.token.word.load(Relaxed), 0, "nobody is counted who is gone");
+        }
+    }
+
+    /// One look, then to sleep.
+    fn follow(token: &Token, may_spin: bool) -> Take {
+        let mut looks = 0;
+        let keep_spinning = || {
+            looks += 1;
+            looks < 2
+        };
+        token.follow(Waiting { may_spin, keep_spinning }, |_| (), || ())
+    }
+
+    #[test]
+    fn sleeping_followers_all_come_to_lead_one_at_a_time() {
+        explore(3, || Pool::all_lead([false; 3], Token::release));
+    }
+
+    #[test]
+    fn spinning_followers_all_come_to_lead_one_at_a_time() {
+        explore(2, || Pool::all_lead([true, true, false], Token::release));
+    }
+
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn a_release_that_counts_sleepers_beforehand_loses_a_promotion() {
+        explore(3, || {
+            Pool::all_lead([false; 3], |token| {
+                let sleeping = token.word.load(Acquire) / SLEEPER;
+                token.word.fetch_and(!HELD, AcqRel);
+                if sleeping > 0 {
+                    token.word.fetch_sub(SLEEPER, AcqRel);
+                    token.sleep.permits.grant(1);
+                }
+                Promoted::Nobody
+            });
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn a_token_taken_in_two_steps_has_two_leaders() {
+        explore(3, || {
+            let pool = Pool::new();
+            let take = |pool: &Pool| {
+                if pool.token.word.load(Acquire) & HELD == 0 {
+                    pool.token.word.store(HELD, std::sync::atomic::Ordering::Release);
+                    pool.leads.set(pool.leads.get() + 1);
+                }
+            };
+            let other = pool.clone();
+            let thread = thread::spawn(move || take(&other));
+            take(&pool);
+            thread.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn one_release_promotes_one_follower() {
+        explore(3, || {
+            let pool = Pool::new();
+            assert_eq!(pool.token.try_take(), Take::Leads);
+            let followers = [(); 2].map(|()| {
+                let pool = pool.clone();
+                thread::spawn(move || follow(&pool.token, false))
+            });
+            // Whenever the two arrive, one of them leads and the other sleeps or stops.
+            pool.token.release();
+            pool.token.stop();
+            let takes = followers.map(|follower| follower.join().unwrap());
+            assert!(takes.iter().filter(|take| **take == Take::Leads).count() <= 1, "{takes:?}");
+        });
+    }
+
+    /// Stopping while somebody leads, against followers on their way to sleep or spinning.
+    fn stops(may_spin: bool, stop: impl Fn(&Token)) {
+        let token = Arc::new(Token::new());
+        assert_eq!(token.try_take(), Take::Leads);
+        let followers = [may_spin, false].map(|may_spin| {
+            let token = token.clone();
+            thread::spawn(move || follow(&token, may_spin))
+        });
+        stop(&token);
+        for follower in followers {
+            assert_eq!(follower.join().unwrap(), Take::Stopping);
+        }
+    }
+
+    #[test]
+    fn stopping_ends_all_followers() {
+        explore(3, || stops(false, Token::stop));
+        explore(2, || stops(true, Token::stop));
+    }
+
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn a_stop_that_wakes_nobody_is_noticed() {
+        explore(2, || {
+            stops(false, |token| {
+                token.word.fetch_or(STOPPING, AcqRel);
+            });
+        });
+    }
+}
