@@ -1,0 +1,103 @@
+//! What does an entry cost, and how much of that is its checksum? Appends of whole packets to the publication log,
+//! with and without, and a plain copy into memory of the same size, interleaved; medians of all rounds.
+//!
+//! `cargo bench -p mdgw-bench --bench publog`
+#![allow(clippy::print_stdout, reason = "its output is its purpose")]
+#![allow(clippy::cast_precision_loss, reason = "nanoseconds and counts far below 2^53")]
+
+use std::{hint::black_box, time::Instant};
+
+use mdgw_publog::{Checksum, LogOptions, Opened, Reader, Retention, open};
+
+const ROUNDS: usize = 101;
+/// Small, so that most rounds end before the scheduler has another thread run.
+const SEGMENT_BYTES: usize = 2 << 20;
+/// Frames of one mbo record: header and record.
+const FRAME_BYTES: usize = 88;
+
+fn main() {
+    println!("ns per entry, median (least, greatest) of {ROUNDS} interleaved rounds");
+    for frames in [1, 4, 16] {
+        let mut copy = Vec::new();
+        let mut without = Vec::new();
+        let mut with = Vec::new();
+        let mut tail = Vec::new();
+        for _ in 0..ROUNDS {
+            copy.push(plain_copy(frames));
+            without.push(append(Checksum::Off, frames).0);
+            let (append_ns, tail_ns) = append(Checksum::Crc32c, frames);
+            with.push(append_ns);
+            tail.push(tail_ns);
+        }
+        println!(
+            "{frames:>2} frames, {:>4} bytes: copy {}, append {}, with checksum {}, read by a tailing reader {}",
+            frames * FRAME_BYTES,
+            spread(&mut copy),
+            spread(&mut without),
+            spread(&mut with),
+            spread(&mut tail)
+        );
+    }
+}
+
+/// Appends one segment full; then reads it.
+fn append(checksum: Checksum, frames: usize) -> (f64, f64) {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let options = LogOptions {
+        checksum,
+        segment_bytes: SEGMENT_BYTES,
+        retention: Retention { bytes_max: 64 << 20, ..Retention::default() },
+        ..LogOptions::new(directory.path(), 1)
+    };
+    let Opened { mut writer, .. } = open(options, 0).unwrap();
+    let mut reader = Reader::open(directory.path(), 1).unwrap();
+    let frame = [0x5a_u8; FRAME_BYTES];
+    let count = entry_count(frames);
+    let begun = Instant::now();
+    for sequence in 0..count {
+        writer.begin([1; 16], sequence);
+        for _ in 0..frames {
+            // As the sink does it: header and body.
+            writer.append(black_box(&frame[..32]));
+            writer.append(black_box(&frame[32..]));
+        }
+        writer.commit(sequence + 1, 1, 0, sequence);
+    }
+    let append_ns = begun.elapsed().as_nanos() as f64 / count as f64;
+    let begun = Instant::now();
+    let mut read = 0;
+    while let Some(entry) = reader.next() {
+        black_box(entry.payload);
+        read += 1;
+    }
+    assert_eq!(read, count, "all in one segment");
+    (append_ns, begun.elapsed().as_nanos() as f64 / count as f64)
+}
+
+/// The same bytes into touched private memory, without header, word or index.
+fn plain_copy(frames: usize) -> f64 {
+    let mut memory = vec![1_u8; SEGMENT_BYTES];
+    let frame = [0x5a_u8; FRAME_BYTES];
+    let count = entry_count(frames);
+    let entry_bytes = 64 + frames * FRAME_BYTES;
+    let begun = Instant::now();
+    for entry in memory.chunks_exact_mut(entry_bytes).take(usize::try_from(count).unwrap()) {
+        for room in entry[64..].chunks_exact_mut(FRAME_BYTES) {
+            room[..32].copy_from_slice(black_box(&frame[..32]));
+            room[32..].copy_from_slice(black_box(&frame[32..]));
+        }
+    }
+    let ns = begun.elapsed().as_nanos() as f64 / count as f64;
+    black_box(&memory);
+    ns
+}
+
+/// As many as fit a segment, with room for its header.
+fn entry_count(frames: usize) -> u64 {
+    ((SEGMENT_BYTES - (128 << 10)) / (64 + frames * FRAME_BYTES)) as u64
+}
+
+fn spread(values: &mut [f64]) -> String {
+    values.sort_by(f64::total_cmp);
+    format!("{:.1} ({:.1}, {:.1})", values[values.len() / 2], values[0], values[values.len() - 1])
+}
