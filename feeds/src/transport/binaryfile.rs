@@ -171,7 +171,7 @@ mod tests {
             }
             consumed += if walk.has_end_mark() { 2 } else { 0 };
             prop_assert!(walk.rest().len() + consumed <= bytes.len());
-            prop_assert_eq!(walk.offset() as usize + walk.rest().len(), bytes.len());
+            prop_assert_eq!(walk.offset() + walk.rest().len() as u64, bytes.len() as u64);
         }
     }
 

@@ -129,6 +129,7 @@ impl<P: MessageProtocol> Transport for IexTp<P> {
 }
 
 /// The opaque form of a numbering's name.
+#[inline]
 #[must_use]
 pub fn venue_session(session_id: u32, channel_id: u32) -> VenueSession {
     VenueSession((u128::from(session_id) | u128::from(channel_id) << 32).to_le_bytes())

@@ -84,6 +84,7 @@ impl Transport for MoldUdp64 {
 }
 
 /// The opaque form of a session's name.
+#[inline]
 #[must_use]
 pub fn venue_session(session: MoldSession) -> VenueSession {
     let mut bytes = [0; 16];

@@ -174,14 +174,15 @@ fn a_feed_is_recognised_from_one_datagram() {
 
 #[test]
 fn a_message_with_the_longest_length_fits() {
-    let longest = vec![1; usize::from(u16::MAX)];
-    check_round_trip::<MoldUdp64>(&mold(1, &[longest.clone()]), 1, &[longest.clone()]);
+    let messages = [vec![1; usize::from(u16::MAX)]];
+    let [longest] = &messages;
+    check_round_trip::<MoldUdp64>(&mold(1, &messages), 1, &messages);
     let mut bytes = Vec::new();
     let mut writer = moldudp64::PacketWriter::begin(&mut bytes, SESSION, Sequence(1), usize::MAX);
     assert!(!writer.push(&[longest.as_slice(), &[1]].concat()));
     // In a segment the length of the payload has 16 bits too.
     let mut writer = iextp::PacketWriter::begin(&mut bytes, STREAM, position(1), usize::MAX);
-    assert!(!writer.push(&longest));
+    assert!(!writer.push(longest));
     assert!(writer.push(&longest[2..]));
     assert_eq!(writer.finish(), 1);
     check_round_trip::<iextp::Deep>(&bytes, 1, &[longest[2..].to_vec()]);

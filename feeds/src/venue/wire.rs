@@ -192,7 +192,8 @@ macro_rules! wire_messages {
             /// [`DropReason`](crate::drop_reason::DropReason): `MessageTypeUnknown`; `MessageLength` when the length is
             /// not that of the type (an empty message has none); `FieldInvalid` when a field that a book depends on
             /// holds what its type doesn't allow.
-            #[inline]
+            // Inlined for sure: then the caller's match is threaded into this one, and a message is dispatched once.
+            #[inline(always)]
             pub fn parse(message: &'a [u8]) -> Result<Self, $crate::drop_reason::DropReason> {
                 use $crate::drop_reason::DropReason;
                 match message.first() {
