@@ -1,1 +1,291 @@
-//! (to come)
+//! What a consumer of the published multicast links: one blocking loop around [`Receiver`].
+//!
+//! ```no_run
+//! use mdgw_subscriber::{Item, LineAddress, Subscriber, SubscriberConfig};
+//! # fn main() -> Result<(), mdgw_subscriber::SubscriberError> {
+//! let line = LineAddress::new("239.10.0.1:31001".parse().unwrap(), [10, 0, 0, 5].into());
+//! let mut subscriber = Subscriber::open(SubscriberConfig::new(vec![line]))?;
+//! loop {
+//!     subscriber.poll(std::time::Duration::from_secs(1), &mut |output| match output.item {
+//!         Item::Message { header, body } => { /* DBN records in `body` */ }
+//!         Item::Lost(gap) => eprintln!("{} messages lost", gap.count()),
+//!         _ => {}
+//!     })?;
+//! }
+//! # }
+//! ```
+//! All logic (fencing by epoch, arbitration of two output lines, gaps, retransmission, late start) is in
+//! [`mdgw_feeds::published`], which knows no sockets. Here are the sockets, the clock and nothing else. For records
+//! with `ts_recv` filled in, as consumers see them, hand the output on to [`RecordEdges`].
+//!
+//! Memory is allocated when the subscriber is opened and when a channel is first heard. No thread is started.
+
+mod records;
+mod sockets;
+#[cfg(test)]
+mod tests;
+
+pub use mdgw_feeds::published::receiver::{
+    ChannelView, Item, Output, PublishedDatagram, Receiver, ReceiverConfig, ReceiverStatistics, ServiceConfig, Start,
+};
+
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use mdgw_feeds::{
+    identity::Line,
+    time::{MonoNs, UnixNs},
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    time::{ClockId, clock_gettime},
+};
+use zerocopy::IntoBytes;
+
+pub use self::records::RecordEdges;
+
+/// How to subscribe to one group.
+#[derive(Clone, Debug)]
+pub struct SubscriberConfig {
+    /// The output lines, 1 to 7.
+    pub lines: Vec<LineAddress>,
+    /// The gateway's retransmission service.
+    pub service: Option<SocketAddrV4>,
+    /// Receive buffer to ask the kernel for, per line, bytes.
+    pub receive_buffer_bytes: usize,
+    /// Everything else. Its `lines` follows from the lines above; its `service` counts where there is one above.
+    pub receiver: ReceiverConfig,
+}
+
+impl SubscriberConfig {
+    /// With defaults for all but the lines.
+    #[must_use]
+    pub fn new(lines: Vec<LineAddress>) -> Self {
+        Self { lines, service: None, receive_buffer_bytes: 8 << 20, receiver: ReceiverConfig::default() }
+    }
+}
+
+/// Where one output line is received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LineAddress {
+    /// Multicast group and port; an address of our own where the line is sent by unicast.
+    pub address: SocketAddrV4,
+    /// Address of the interface to join on; `0.0.0.0` leaves the choice to the kernel.
+    pub interface: Ipv4Addr,
+    /// The only sender to listen to (source-specific join).
+    pub source: Option<Ipv4Addr>,
+}
+
+impl LineAddress {
+    /// From any sender.
+    #[must_use]
+    pub fn new(address: SocketAddrV4, interface: Ipv4Addr) -> Self {
+        Self { address, interface, source: None }
+    }
+}
+
+/// What went wrong with a socket. Nothing that comes in on one is an error.
+#[derive(Debug, thiserror::Error)]
+pub enum SubscriberError {
+    /// A line could not be opened or joined.
+    #[error("cannot receive {address} on interface {interface}: {source}")]
+    Line {
+        /// The line's address.
+        address: SocketAddrV4,
+        /// The interface.
+        interface: Ipv4Addr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The socket for requests could not be opened.
+    #[error("cannot open a socket to the retransmission service {address}: {source}")]
+    Service {
+        /// The service's address.
+        address: SocketAddrV4,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The configuration has no line, or more than seven.
+    #[error("{0} lines configured; 1 to 7 are possible")]
+    LineCount(usize),
+    /// A socket could not be waited for or read.
+    #[error("cannot receive: {0}")]
+    Receive(#[source] io::Error),
+}
+
+/// Figures of the sockets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SubscriberStatistics {
+    /// Datagrams read.
+    pub datagrams: u64,
+    /// Requests sent to the service.
+    pub requests: u64,
+    /// Requests that could not be sent, or whose refusal came back; they are repeated.
+    pub requests_failed: u64,
+    /// The smallest receive buffer that the kernel granted, bytes, as it counts them.
+    pub receive_buffer_bytes: usize,
+}
+
+/// A subscription to one group. Not for use by several threads at once.
+#[derive(Debug)]
+pub struct Subscriber {
+    receiver: Receiver,
+    /// The lines, then the service.
+    sockets: Vec<(Line, UdpSocket)>,
+    buffer: Box<[u8]>,
+    statistics: SubscriberStatistics,
+}
+
+/// Most datagrams read from one socket before the others have their turn.
+const QUOTA: usize = 64;
+
+impl Subscriber {
+    /// Opens the sockets and joins the groups.
+    ///
+    /// # Errors
+    /// When a socket cannot be opened, bound or joined.
+    pub fn open(mut config: SubscriberConfig) -> Result<Self, SubscriberError> {
+        let line_count = config.lines.len();
+        if !(1..=usize::from(Line::RECOVERY.0)).contains(&line_count) {
+            return Err(SubscriberError::LineCount(line_count));
+        }
+        let mut statistics = SubscriberStatistics { receive_buffer_bytes: usize::MAX, ..Default::default() };
+        let mut sockets = Vec::with_capacity(line_count + 1);
+        for (line, address) in (0..).map(Line).zip(&config.lines) {
+            let (socket, granted) = sockets::open_line(address, config.receive_buffer_bytes).map_err(|source| {
+                SubscriberError::Line { address: address.address, interface: address.interface, source }
+            })?;
+            statistics.receive_buffer_bytes = statistics.receive_buffer_bytes.min(granted);
+            sockets.push((line, socket));
+        }
+        match config.service {
+            None => config.receiver.service = None,
+            Some(address) => {
+                let socket = sockets::open_service(address, config.receive_buffer_bytes)
+                    .map_err(|source| SubscriberError::Service { address, source })?;
+                sockets.push((Line::RECOVERY, socket));
+                config.receiver.service.get_or_insert_default();
+            }
+        }
+        config.receiver.lines = u8::try_from(line_count).unwrap_or(Line::RECOVERY.0);
+        // One byte more than a packet may have: one that was cut off is too long, and refused.
+        let buffer = vec![0; config.receiver.packet_bytes_max + 1].into_boxed_slice();
+        Ok(Self { receiver: Receiver::new(config.receiver), sockets, buffer, statistics })
+    }
+
+    /// Waits at most `timeout` for datagrams or for a deadline, handles what there is, and returns. Returns how many
+    /// datagrams were read: 0 when the time was up.
+    ///
+    /// # Errors
+    /// When a socket cannot be waited for or read.
+    pub fn poll(&mut self, timeout: Duration, deliver: &mut impl FnMut(Output<'_>)) -> Result<usize, SubscriberError> {
+        let now = mono_now();
+        let until = now.plus(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+        let wake = self.receiver.next_deadline().map_or(until, |deadline| deadline.min(until));
+        self.wait(wake.since(now))?;
+        let mut count = 0;
+        let mut is_drained = true;
+        for index in 0..self.sockets.len() {
+            let read = self.drain(index, deliver)?;
+            is_drained &= read < QUOTA;
+            count += read;
+        }
+        // What lies in a socket is not missing: deadlines have to wait for it.
+        if is_drained {
+            self.receiver.on_deadline(mono_now(), deliver);
+        }
+        self.send_requests();
+        Ok(count)
+    }
+
+    /// Nothing more will be read: hands out what is held and declares the rest lost.
+    pub fn finish(&mut self, deliver: &mut impl FnMut(Output<'_>)) {
+        self.receiver.finish(deliver);
+    }
+
+    /// The receiver, for its figures.
+    #[must_use]
+    pub fn receiver(&self) -> &Receiver {
+        &self.receiver
+    }
+
+    /// Figures of the sockets.
+    #[must_use]
+    pub fn statistics(&self) -> &SubscriberStatistics {
+        &self.statistics
+    }
+
+    /// Where the lines are received, for tests and for reports: a port of 0 has become a real one.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn line_addresses(&self) -> Result<Vec<SocketAddr>, SubscriberError> {
+        let lines = self.sockets.iter().filter(|(line, _)| *line != Line::RECOVERY);
+        lines.map(|(_, socket)| socket.local_addr().map_err(SubscriberError::Receive)).collect()
+    }
+
+    fn wait(&self, timeout_ns: u64) -> Result<(), SubscriberError> {
+        let timeout = Timespec::try_from(Duration::from_nanos(timeout_ns)).ok();
+        let Some((_, first)) = self.sockets.first() else { return Ok(()) };
+        let mut handles: [PollFd<'_>; Line::COUNT_MAX] = core::array::from_fn(|index| {
+            let socket = self.sockets.get(index).map_or(first, |(_, socket)| socket);
+            PollFd::new(socket, PollFlags::IN)
+        });
+        let handles = handles.get_mut(..self.sockets.len()).unwrap_or_default();
+        match rustix::event::poll(handles, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(SubscriberError::Receive(error.into())),
+        }
+    }
+
+    /// Reads one socket until it is empty or its quota is used up; how many datagrams there were.
+    fn drain(&mut self, index: usize, deliver: &mut impl FnMut(Output<'_>)) -> Result<usize, SubscriberError> {
+        let Some((line, socket)) = self.sockets.get(index) else { return Ok(0) };
+        let mut count = 0;
+        while count < QUOTA {
+            let length = match socket.recv(&mut self.buffer) {
+                Ok(length) => length,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                // The service is not there yet, or no more; the request is repeated.
+                Err(_) if *line == Line::RECOVERY => {
+                    self.statistics.requests_failed += 1;
+                    break;
+                }
+                Err(error) => return Err(SubscriberError::Receive(error)),
+            };
+            count += 1;
+            self.statistics.datagrams += 1;
+            let bytes = self.buffer.get(..length).unwrap_or_default();
+            let datagram = PublishedDatagram { line: *line, bytes, ts_recv: unix_now() };
+            // A refusal is the receiver's to count.
+            let _counted = self.receiver.accept(datagram, mono_now(), deliver);
+        }
+        Ok(count)
+    }
+
+    fn send_requests(&mut self) {
+        let Some((_, socket)) = self.sockets.iter().find(|(line, _)| *line == Line::RECOVERY) else { return };
+        while let Some(request) = self.receiver.poll_request() {
+            self.statistics.requests += 1;
+            if socket.send(request.to_packet().as_bytes()).is_err() {
+                self.statistics.requests_failed += 1;
+            }
+        }
+    }
+}
+
+/// The clock of deadlines: monotonic, and counts suspend.
+fn mono_now() -> MonoNs {
+    let now = clock_gettime(ClockId::Boottime);
+    let ns = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0);
+    MonoNs(ns)
+}
+
+fn unix_now() -> UnixNs {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    UnixNs(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}

@@ -329,15 +329,15 @@ impl ReceiverChannel {
                     *ask = Ask::new(self.service.unwrap_or_default(), now);
                 }
             }
-            Phase::Definitions { number, ask, .. } if is_snapshot => {
-                // Out of order or twice: the number asked for next time settles it.
-                if first == *number && next.0 - first.0 == u64::from(packet.frame_count) {
-                    *number = next;
-                    ask.progressed(now);
-                    for (header, body) in packet.frames() {
-                        self.stream.statistics.definitions += 1;
-                        self.stream.tell(Item::Definition { header, body }, deliver);
-                    }
+            // Out of order or twice: the number asked for next time settles it.
+            Phase::Definitions { number, ask, .. }
+                if is_snapshot && first == *number && next.0 - first.0 == u64::from(packet.frame_count) =>
+            {
+                *number = next;
+                ask.progressed(now);
+                for (header, body) in packet.frames() {
+                    self.stream.statistics.definitions += 1;
+                    self.stream.tell(Item::Definition { header, body }, deliver);
                 }
             }
             // A log that holds nothing of the session leaves the beginning to what is published next.

@@ -193,7 +193,7 @@ impl World {
         for (number, gateways) in self.logs.iter().enumerate() {
             let session = session(number as u32);
             let before = gateways[0].iter().take(take_over_after);
-            let settled = before.clone().last().map_or(1, |entry| entry.next);
+            let settled = before.clone().next_back().map_or(1, |entry| entry.next);
             // The successor begins with the entry that holds what the old one did not settle.
             let after = gateways[1].iter().filter(|entry| entry.next > settled || (entry.first..entry.next).is_empty());
             let after = after.filter(|entry| entry.next >= settled);
@@ -623,7 +623,7 @@ fn the_checker_catches_a_broken_receiver() {
     };
     assert_eq!(run(|_| {}), Ok(()));
     assert!(run(|said| said.swap(3, 4)).is_err());
-    assert!(run(|said| drop(said.remove(3))).is_err());
+    assert!(run(|said| _ = said.remove(3)).is_err());
     assert!(run(|said| said.insert(3, said[3].clone())).is_err());
     assert!(run(|said| said.truncate(4)).is_err());
     assert!(run(|said| said.push(Said::Session(0))).is_err());

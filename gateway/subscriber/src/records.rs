@@ -1,0 +1,39 @@
+//! From messages to the records that a consumer sees.
+
+use mdgw_feeds::{
+    edge::{Edge, Handed, TsRecv},
+    identity::ChannelId,
+};
+
+use super::{Item, Output};
+
+/// One [`Edge`] for each channel: puts what is local to the gateway (`ts_recv`, `ts_in_delta`, the flags that follow
+/// from them) into the records.
+#[derive(Debug)]
+pub struct RecordEdges {
+    ts_recv: TsRecv,
+    edges: Vec<(ChannelId, Edge)>,
+}
+
+impl RecordEdges {
+    /// With that receive time in the records.
+    #[must_use]
+    pub fn new(ts_recv: TsRecv) -> Self {
+        Self { ts_recv, edges: Vec::new() }
+    }
+
+    /// Hands on the records of messages, definitions and snapshots; other items have none. Returns the bytes at the
+    /// end of a body that are no record: 0 when all is well.
+    pub fn deliver(&mut self, output: &Output<'_>, hand: impl FnMut(Handed<'_>)) -> usize {
+        let (Item::Message { header, body } | Item::Definition { header, body } | Item::Snapshot { header, body }) =
+            output.item
+        else {
+            return 0;
+        };
+        let index = self.edges.iter().position(|(channel, _)| *channel == output.channel).unwrap_or_else(|| {
+            self.edges.push((output.channel, Edge::new(self.ts_recv)));
+            self.edges.len() - 1
+        });
+        self.edges.get_mut(index).map_or(body.len(), |(_, edge)| edge.deliver(header, body, hand))
+    }
+}

@@ -1,0 +1,44 @@
+//! The sockets: one for each output line, one to the retransmission service.
+
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::LineAddress;
+
+/// A socket that receives this line and nothing else; and the receive buffer that the kernel granted.
+pub(super) fn open_line(line: &LineAddress, receive_buffer_bytes: usize) -> io::Result<(UdpSocket, usize)> {
+    let (socket, granted) = open(receive_buffer_bytes)?;
+    // Several subscribers may run on one host.
+    socket.set_reuse_address(true)?;
+    socket.bind(&line.address.into())?;
+    let group = line.address.ip();
+    if group.is_multicast() {
+        // Without this, groups that other processes joined on the same port would come here too.
+        socket.set_multicast_all_v4(false)?;
+        match &line.source {
+            Some(source) => socket.join_ssm_v4(source, group, &line.interface)?,
+            None => socket.join_multicast_v4(group, &line.interface)?,
+        }
+    }
+    Ok((socket.into(), granted))
+}
+
+/// A socket connected to the service, so that nobody else's datagrams are taken for its answers.
+pub(super) fn open_service(address: SocketAddrV4, receive_buffer_bytes: usize) -> io::Result<UdpSocket> {
+    let (socket, _) = open(receive_buffer_bytes)?;
+    socket.bind(&SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0).into())?;
+    socket.connect(&address.into())?;
+    Ok(socket.into())
+}
+
+fn open(receive_buffer_bytes: usize) -> io::Result<(Socket, usize)> {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_nonblocking(true)?;
+    socket.set_recv_buffer_size(receive_buffer_bytes)?;
+    let granted = socket.recv_buffer_size()?;
+    Ok((socket, granted))
+}

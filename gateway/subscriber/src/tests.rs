@@ -1,0 +1,143 @@
+//! Over real sockets on loopback: a line that loses packets, and a service that has them.
+
+use std::net::UdpSocket;
+
+use mdgw_feeds::{
+    frame::{FrameFlags, FrameHeader, FrameKind},
+    identity::{ChannelId, Epoch, Feed, GroupId, Sequence, Session},
+    published::{
+        packet::{PacketFlags, PacketMeta, write_packet},
+        request::ServiceRequest,
+    },
+    time::TradingDate,
+};
+use zerocopy::little_endian::{I32, U16, U32, U64};
+
+use super::*;
+
+const LOOPBACK: Ipv4Addr = Ipv4Addr::LOCALHOST;
+
+fn session() -> Session {
+    Session { feed: Feed::NasdaqItch, date: TradingDate::from_yyyymmdd(20_240_102).unwrap(), restart: 0 }
+}
+
+fn packet(flags: PacketFlags, (first, next): (u64, u64), body: &[u8]) -> Vec<u8> {
+    let (group, channel, epoch) = (GroupId(0), ChannelId(1), Epoch::new(1, 1));
+    let (first, next) = (Sequence(first), Sequence(next));
+    let meta = PacketMeta { flags, group, channel, epoch, session: session(), first, next, send_time_ns: 0 };
+    let mut bytes = vec![0; 1_472];
+    let length = write_packet(&meta, body, &mut bytes).unwrap();
+    bytes.truncate(length);
+    bytes
+}
+
+/// A packet with one message of one record.
+fn message(flags: PacketFlags, sequence: u64) -> Vec<u8> {
+    let mut record = [0_u8; 56];
+    record[0] = 14;
+    let header = FrameHeader {
+        sequence: U64::new(sequence),
+        ts_recv: U64::new(1_000 + sequence),
+        ts_in_delta_ns: I32::new(0),
+        body_bytes: U16::new(56),
+        record_count: U16::new(1),
+        kind: FrameKind::Message as u8,
+        flags: FrameFlags::FIRST_PART.with(FrameFlags::LAST_PART).0,
+        part: U16::new(0),
+        reserved: U32::ZERO,
+    };
+    packet(flags, (sequence, sequence + 1), &[header.as_bytes(), &record].concat())
+}
+
+/// Polls until `is_done`, with a bound that only a hang can reach.
+fn poll_until(subscriber: &mut Subscriber, said: &mut Vec<String>, is_done: impl Fn(&[String]) -> bool) {
+    let until = mono_now().plus(60_000_000_000);
+    while !is_done(said) {
+        assert!(mono_now() < until, "nothing more came: {said:?}");
+        subscriber
+            .poll(Duration::from_millis(100), &mut |output| {
+                said.push(match output.item {
+                    Item::Session => "session".to_owned(),
+                    Item::Message { header, .. } => header.sequence.get().to_string(),
+                    Item::Lost(gap) => format!("lost {}..{}", gap.first().0, gap.next().0),
+                    item => format!("{item:?}"),
+                });
+            })
+            .unwrap();
+    }
+}
+
+#[test]
+fn what_the_line_lost_comes_from_the_service() {
+    let service = UdpSocket::bind((LOOPBACK, 0)).unwrap();
+    let SocketAddr::V4(service_address) = service.local_addr().unwrap() else { panic!("asked for IPv4") };
+    let line = LineAddress::new(SocketAddrV4::new(LOOPBACK, 0), LOOPBACK);
+    let config = SubscriberConfig { service: Some(service_address), ..SubscriberConfig::new(vec![line]) };
+    let mut subscriber = Subscriber::open(config).unwrap();
+    let line_address = subscriber.line_addresses().unwrap()[0];
+
+    let gateway = UdpSocket::bind((LOOPBACK, 0)).unwrap();
+    let mut said = Vec::new();
+    for sequence in [1, 2, 5] {
+        gateway.send_to(&message(PacketFlags::default(), sequence), line_address).unwrap();
+    }
+    let answering = std::thread::spawn(move || {
+        let mut buffer = [0; 100];
+        let (length, asker) = service.recv_from(&mut buffer).unwrap();
+        let request = ServiceRequest::parse(&buffer[..length]).unwrap();
+        for sequence in request.first.0..request.next.0 {
+            service.send_to(&message(PacketFlags::RETRANSMISSION, sequence), asker).unwrap();
+        }
+        let end = packet(PacketFlags::RETRANSMISSION.with(PacketFlags::HEARTBEAT), (1, 6), &[]);
+        service.send_to(&end, asker).unwrap();
+        (request.first.0, request.next.0, request.session)
+    });
+    poll_until(&mut subscriber, &mut said, |said| said.len() >= 6);
+    assert_eq!(said, ["session", "1", "2", "3", "4", "5"]);
+    assert_eq!(answering.join().unwrap(), (3, 5, Some(session())));
+    assert_eq!(subscriber.statistics().requests, 1);
+}
+
+#[test]
+fn what_nobody_has_is_told_as_lost() {
+    let line = LineAddress::new(SocketAddrV4::new(LOOPBACK, 0), LOOPBACK);
+    let mut subscriber = Subscriber::open(SubscriberConfig::new(vec![line, line])).unwrap();
+    let addresses = subscriber.line_addresses().unwrap();
+    let gateway = UdpSocket::bind((LOOPBACK, 0)).unwrap();
+    for (line, sequence) in [(0, 1), (1, 1), (0, 2), (1, 4)] {
+        gateway.send_to(&message(PacketFlags::default(), sequence), addresses[line]).unwrap();
+    }
+    let mut said = Vec::new();
+    poll_until(&mut subscriber, &mut said, |said| said.iter().any(|said| said == "4"));
+    assert_eq!(said, ["session", "1", "2", "lost 3..4", "4"]);
+}
+
+#[test]
+fn records_get_their_receive_time_at_the_edge() {
+    let line = LineAddress::new(SocketAddrV4::new(LOOPBACK, 0), LOOPBACK);
+    let mut subscriber = Subscriber::open(SubscriberConfig::new(vec![line])).unwrap();
+    let gateway = UdpSocket::bind((LOOPBACK, 0)).unwrap();
+    gateway.send_to(&message(PacketFlags::default(), 1), subscriber.line_addresses().unwrap()[0]).unwrap();
+    let mut edges = RecordEdges::new(mdgw_feeds::edge::TsRecv::Capture);
+    let mut record_count = 0;
+    let until = mono_now().plus(60_000_000_000);
+    while record_count == 0 && mono_now() < until {
+        subscriber
+            .poll(Duration::from_millis(100), &mut |output| {
+                let rest = edges.deliver(&output, |handed| {
+                    record_count += usize::from(matches!(handed, mdgw_feeds::edge::Handed::Record { .. }));
+                });
+                assert_eq!(rest, 0);
+            })
+            .unwrap();
+    }
+    assert_eq!(record_count, 1);
+}
+
+#[test]
+fn a_line_that_cannot_be_joined_is_named() {
+    let line = LineAddress::new("239.1.2.3:0".parse().unwrap(), Ipv4Addr::new(203, 0, 113, 7));
+    let error = Subscriber::open(SubscriberConfig::new(vec![line])).unwrap_err();
+    assert!(error.to_string().starts_with("cannot receive 239.1.2.3:0 on interface 203.0.113.7: "), "{error}");
+    assert!(matches!(Subscriber::open(SubscriberConfig::new(Vec::new())), Err(SubscriberError::LineCount(0))));
+}
