@@ -576,10 +576,17 @@ impl<const C: usize> Iterator for Iter<'_, C> {
 #[inline]
 pub(super) fn open<T: Copy>(items: &mut [T], len: usize, index: usize, item: T) {
     let Some(items) = items.get_mut(index..=len) else { return };
-    let end = items.len() - 1;
-    items.copy_within(..end, 1);
-    if let Some(place) = items.first_mut() {
-        *place = item;
+    if items.len() > MOVED_SINGLY_MAX {
+        let end = items.len() - 1;
+        items.copy_within(..end, 1);
+        if let Some(place) = items.first_mut() {
+            *place = item;
+        }
+        return;
+    }
+    let mut carried = item;
+    for place in items {
+        core::mem::swap(place, &mut carried);
     }
 }
 
@@ -587,10 +594,19 @@ pub(super) fn open<T: Copy>(items: &mut [T], len: usize, index: usize, item: T) 
 #[inline]
 pub(super) fn close<T: Copy>(items: &mut [T], len: usize, index: usize) -> Option<T> {
     let items = items.get_mut(index..len)?;
-    let removed = items.first().copied()?;
-    items.copy_within(1.., 0);
-    Some(removed)
+    let mut carried = items.first().copied()?;
+    if items.len() > MOVED_SINGLY_MAX {
+        items.copy_within(1.., 0);
+        return Some(carried);
+    }
+    for place in items.iter_mut().rev() {
+        core::mem::swap(place, &mut carried);
+    }
+    Some(carried)
 }
+
+/// Up to so many, a loop is quicker than a call.
+const MOVED_SINGLY_MAX: usize = 8;
 
 fn free_list(count: usize) -> Vec<u32> {
     descending(count).collect()
@@ -694,7 +710,7 @@ mod tests {
                     }
                     Step::AppendBest(count) => {
                         let best = model.last_key_value().map_or(0, |(key, _)| *key);
-                        let levels: Vec<Level> = (1..=count as i64).map(|more| level(best + more)).collect();
+                        let levels: Vec<Level> = (best + 1..).map(level).take(count).collect();
                         prop_assert!(chunks.append_best(&mut root, &levels));
                         model.extend(levels.iter().map(|level| (level.price_e9, 1)));
                     }

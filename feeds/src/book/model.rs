@@ -72,7 +72,9 @@ impl Model {
         let level_change = if old.is_none() { LevelChange::Added } else { LevelChange::Changed };
         let depth = self.depth(instrument, side, price_e9);
         let mut change = change_of(&order, size, size, depth, level_change, new);
-        change.fault = self.check_crossed(instrument);
+        if level_change == LevelChange::Added && depth == 0 {
+            change.fault = self.check_crossed(instrument);
+        }
         Ok(change)
     }
 

@@ -1,7 +1,7 @@
 //! Books of a feed that tells every order.
 
 use super::{
-    BookFault, BookFaultCounts, BookLimits, BookView, Change, InstrumentIndex, OrderView, Replaced, Side,
+    BookFault, BookFaultCounts, BookLimits, BookView, Change, InstrumentIndex, LevelChange, OrderView, Replaced, Side,
     ladder::{Ladders, Touched},
     store::{HashStore, Order, OrderStore, Slot},
 };
@@ -73,7 +73,9 @@ impl<S: OrderStore> OrderBooks<S> {
         };
         self.priority_next += 1;
         let mut change = change_of(&order, size, size, touched);
-        if self.ladders.check_crossed(instrument) {
+        // Only a new best price can cross.
+        let is_new_best = touched.depth == 0 && touched.change == LevelChange::Added;
+        if is_new_best && self.ladders.check_crossed(instrument) {
             change.fault = Some(self.fault(instrument, BookFault::Crossed));
         }
         Ok(change)

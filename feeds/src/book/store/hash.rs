@@ -3,8 +3,11 @@
 //! Entries are 32 bytes, two to a cache line, and at most two thirds of the places are used: 48 bytes per order. An
 //! order beyond that is refused ([`BookFault::OrdersFull`]) and its book is suspect from then on.
 //!
-//! **Bounds.** The home of an id is the upper part of its product with an odd number, scaled to the table. Dense ids
-//! spread evenly, others as by chance. Whoever knows the multiplier can choose ids that collide; so a search goes
+//! **Homes.** Four neighbouring ids share a block of four places, and the block's home is the upper part of its
+//! product with an odd number, scaled to the table. So orders that come one after the other in a feed with dense ids
+//! come into memory together, while blocks spread evenly; other ids spread as by chance.
+//!
+//! **Bounds.** Whoever knows the multiplier can choose ids that collide; so a search goes
 //! [`PROBES_MAX`] places at most, what would rest further off is refused ([`BookFault::OrderProbesExceeded`]), and a
 //! removal that would have to shift back over more than that leaves a marked grave instead, which later insertions use.
 //! At two thirds, the longest search among a million ids by chance is some 200 places. A secret
@@ -26,7 +29,14 @@ pub struct HashStore {
     len: usize,
     len_max: usize,
     multiplier: u64,
+    /// Whole blocks in the table.
+    blocks: usize,
 }
+
+/// Neighbouring ids that rest beside each other: two cache lines, which processors fetch in pairs.
+const BLOCK: usize = 4;
+
+const PLACES_PER_LINE: usize = 64 / size_of::<Order>();
 
 /// What a vacant place has for a priority where a search must go on.
 const GRAVE: Order = Order { id: 0, price_e9: 0, size: 0, instrument_side: 0, priority: 1 };
@@ -36,8 +46,10 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl HashStore {
     pub(super) fn with_len_max(len_max: usize, seed: u64) -> Self {
+        let blocks = (len_max + len_max / 2) / BLOCK + 1;
         Self {
-            places: vec![Order::VACANT; len_max + len_max / 2 + 1],
+            places: vec![Order::VACANT; blocks * BLOCK],
+            blocks,
             len: 0,
             len_max,
             multiplier: GOLDEN.wrapping_add(seed.wrapping_mul(GOLDEN) << 1),
@@ -46,7 +58,8 @@ impl HashStore {
 
     #[inline]
     fn home(&self, order_id: u64) -> usize {
-        scale(order_id.wrapping_mul(self.multiplier), self.places.len())
+        let block = scale((order_id / BLOCK as u64).wrapping_mul(self.multiplier), self.blocks);
+        block * BLOCK + place_in_block(order_id)
     }
 
     /// Places in the order of a search: from `first` to the end, then from the start.
@@ -177,7 +190,9 @@ impl OrderStore for HashStore {
 
     #[inline]
     fn prefetch(&self, order_id: u64) {
-        prefetch::element(&self.places, self.home(order_id));
+        let home = self.home(order_id);
+        prefetch::element(&self.places, home);
+        prefetch::element(&self.places, home + PLACES_PER_LINE);
     }
 
     fn len(&self) -> usize {
@@ -200,6 +215,12 @@ impl Order {
     fn is_grave(&self) -> bool {
         self.size == 0 && self.priority == GRAVE.priority
     }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "less than the size of a block")]
+#[inline]
+fn place_in_block(order_id: u64) -> usize {
+    (order_id % BLOCK as u64) as usize
 }
 
 /// `number` as a fraction of 2^64, times `count`.
@@ -228,7 +249,8 @@ mod tests {
         for _ in 0..6 {
             inverse = inverse.wrapping_mul(2_u64.wrapping_sub(store.multiplier.wrapping_mul(inverse)));
         }
-        (0..count as u64).map(|product| product.wrapping_mul(inverse)).collect()
+        let blocks = (0_u64..).map(|product| product.wrapping_mul(inverse));
+        blocks.filter(|block| *block < 1 << 62).map(|block| block * BLOCK as u64).take(count).collect()
     }
 
     proptest! {
@@ -264,6 +286,27 @@ mod tests {
                     prop_assert_eq!(found, model.get(id).copied());
                 }
             }
+        }
+    }
+
+    /// The configured number of orders, dense or scattered ids, and a day's coming and going: nothing is refused.
+    #[test]
+    fn a_table_at_its_limit_takes_whatever_ids_come_by_chance() {
+        let scatter = |number: u64| (number ^ number >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(31);
+        for id_of in [|number| number, |number| number * 64, scatter] {
+            let len_max = 100_000;
+            let mut store = HashStore::with_len_max(len_max, 0);
+            for number in 0..len_max as u64 {
+                assert_eq!(store.insert(order(id_of(number))), Ok(()));
+            }
+            for number in len_max as u64..10 * len_max as u64 {
+                // One of ten stays; the others go in their turn.
+                let gone = store.find(id_of(number - len_max as u64 + u64::from(number % 10 == 0)));
+                let Some(slot) = gone else { continue };
+                store.remove(slot);
+                assert_eq!(store.insert(order(id_of(number))), Ok(()));
+            }
+            assert_eq!(store.insert(order(id_of(1 << 40))), Err(BookFault::OrdersFull));
         }
     }
 

@@ -22,6 +22,8 @@ pub struct WindowStore {
     window_len: usize,
     elders: HashStore,
     len_max: usize,
+    /// The highest id so far: what is above it can't be in the hash store, and needs no look there.
+    id_max: Option<u64>,
 }
 
 /// Slots from here on are those of the hash store.
@@ -45,6 +47,7 @@ impl OrderStore for WindowStore {
             window_len: 0,
             elders: HashStore::new(limits),
             len_max: limits.orders_max as usize,
+            id_max: None,
         }
     }
 
@@ -52,6 +55,7 @@ impl OrderStore for WindowStore {
         self.window.fill(Order::default());
         self.window_len = 0;
         self.elders.clear();
+        self.id_max = None;
     }
 
     #[inline]
@@ -87,7 +91,8 @@ impl OrderStore for WindowStore {
         if place.size != 0 && place.id == order.id {
             return Err(BookFault::DuplicateOrder);
         }
-        if !self.elders.is_empty() && self.elders.find(order.id).is_some() {
+        let is_latest = self.id_max.is_none_or(|id_max| order.id > id_max);
+        if !is_latest && self.elders.find(order.id).is_some() {
             return Err(BookFault::DuplicateOrder);
         }
         if self.window_len + self.elders.len() >= self.len_max {
@@ -99,6 +104,9 @@ impl OrderStore for WindowStore {
             self.elders.insert(*place)?;
         }
         *place = order;
+        if is_latest {
+            self.id_max = Some(order.id);
+        }
         Ok(())
     }
 
@@ -118,7 +126,10 @@ impl OrderStore for WindowStore {
     #[inline]
     fn prefetch(&self, order_id: u64) {
         prefetch::element(&self.window, self.place(order_id));
-        self.elders.prefetch(order_id);
+        // Only an order that is older than the window can be elsewhere.
+        if self.id_max.is_some_and(|id_max| order_id.saturating_add(self.mask) < id_max) {
+            self.elders.prefetch(order_id);
+        }
     }
 
     fn len(&self) -> usize {
