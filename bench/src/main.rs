@@ -1,2 +1,72 @@
-//! (to come)
-fn main() {}
+//! What the gateway costs, as ratios against rivals that run in the same round.
+//!
+//! Machines are noisy, and one figure in nanoseconds says little. So every scenario runs its variants in turn, several
+//! rounds of them, and reports the median, least and greatest *ratio* within a round beside the medians.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that reports on the terminal")]
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+
+mod hop;
+mod input;
+mod reference;
+mod report;
+mod scenario;
+
+#[derive(Parser)]
+#[command(name = "mdgw-bench", about, version)]
+struct Cli {
+    #[command(subcommand)]
+    scenario: Scenario,
+}
+
+#[derive(Subcommand)]
+enum Scenario {
+    /// Decoding alone, all fields, against a loop that hops over the frames and loads the same fields.
+    Decode(Options),
+    /// Decoding and books, against a plain book of `HashMap` and `BTreeMap`; final books are compared.
+    Book(Options),
+    /// One pass of one variant, for counting instructions; see `bench/instructions`.
+    Once {
+        /// What to run.
+        variant: scenario::once::Variant,
+        #[command(flatten)]
+        options: Options,
+    },
+}
+
+/// What all scenarios take.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// Messages of the made-up day.
+    #[arg(long, default_value_t = 20_000_000)]
+    messages: u64,
+    /// Seed of the day.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Live orders that the day works up to.
+    #[arg(long, default_value_t = 500_000)]
+    live_orders: u32,
+    /// Order ids scattered over 64 bits instead of dense ones.
+    #[arg(long)]
+    scattered_ids: bool,
+    /// Day file to use; made first if it isn't there. By default one in the directory for temporary files.
+    #[arg(long)]
+    input: Option<PathBuf>,
+    /// Rounds; in each one every variant runs once.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Print the result as one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().scenario {
+        Scenario::Decode(options) => scenario::decode::run(&options),
+        Scenario::Book(options) => scenario::book::run(&options),
+        Scenario::Once { variant, options } => scenario::once::run(variant, &options),
+    }
+}

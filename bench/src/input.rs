@@ -1,0 +1,94 @@
+//! The made-up day that everything is measured on.
+
+use std::{
+    fs::File,
+    io::{BufWriter, Write},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use mdgw::standin::itch_generator::{ItchDay, ItchGenerator, OrderIds, PACKET_BYTES_MAX, write_day_file};
+use mdgw_feeds::{
+    transport::{
+        Transport,
+        moldudp64::{HEADER_BYTES, MoldUdp64},
+    },
+    venue::nasdaq::itch50::Message,
+};
+
+use crate::Options;
+
+/// A day in memory: messages behind their lengths, as in the file and in packets.
+pub(crate) struct Day {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) message_count: u64,
+    /// Where each packet ends. A packet is what a venue would have sent at once.
+    pub(crate) packet_ends: Vec<usize>,
+}
+
+impl Day {
+    /// Reads the day file, after making it if it isn't there.
+    pub(crate) fn load(options: &Options) -> Result<Self> {
+        let day = ItchDay {
+            seed: options.seed,
+            message_count: options.messages,
+            live_orders: options.live_orders,
+            order_ids: if options.scattered_ids { OrderIds::Scattered } else { OrderIds::Dense },
+            ..ItchDay::default()
+        };
+        let path = options.input.clone().unwrap_or_else(|| default_path(&day));
+        if !path.exists() {
+            make(&path, day).with_context(|| format!("cannot make the day file {}", path.display()))?;
+        }
+        let bytes = std::fs::read(&path).with_context(|| format!("cannot read the day file {}", path.display()))?;
+        Ok(Self::new(bytes))
+    }
+
+    fn new(bytes: Vec<u8>) -> Self {
+        let mut block = bytes.as_slice();
+        let (mut message_count, mut packet_ends) = (0, Vec::new());
+        let (mut packet_start, mut end, mut last_ns) = (0, 0, 0);
+        while let Some(message) = MoldUdp64::next_message(&mut block) {
+            let time_ns = Message::parse(message).map_or(last_ns, |message| message.timestamp_ns());
+            let message_end = bytes.len() - block.len();
+            let is_full = HEADER_BYTES + message_end - packet_start > PACKET_BYTES_MAX;
+            if message_count > 0 && (is_full || time_ns - last_ns > PACKET_GAP_NS_MAX) {
+                packet_ends.push(end);
+                packet_start = end;
+            }
+            (end, last_ns) = (message_end, time_ns);
+            message_count += 1;
+        }
+        packet_ends.push(end);
+        Self { bytes, message_count, packet_ends }
+    }
+
+    /// The messages of each packet.
+    pub(crate) fn packets(&self) -> impl Iterator<Item = &[u8]> {
+        let mut start = 0;
+        self.packet_ends.iter().map(move |end| {
+            let packet = &self.bytes[start..*end];
+            start = *end;
+            packet
+        })
+    }
+}
+
+/// As the stand-in exchange packs them.
+const PACKET_GAP_NS_MAX: u64 = 4_000;
+
+fn default_path(day: &ItchDay) -> PathBuf {
+    let ids = if day.order_ids == OrderIds::Dense { "dense" } else { "scattered" };
+    let name = format!("mdgw-bench-{}-{}-{}-{ids}.itch", day.seed, day.message_count, day.live_orders);
+    std::env::temp_dir().join(name)
+}
+
+fn make(path: &Path, day: ItchDay) -> Result<()> {
+    eprintln!("making {} ...", path.display());
+    let unfinished = path.with_extension("unfinished");
+    let mut writer = BufWriter::with_capacity(1 << 20, File::create(&unfinished)?);
+    write_day_file(&mut ItchGenerator::new(day), &mut writer)?;
+    writer.flush()?;
+    std::fs::rename(unfinished, path)?;
+    Ok(())
+}

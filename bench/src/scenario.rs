@@ -1,0 +1,5 @@
+//! One file per question.
+
+pub(crate) mod book;
+pub(crate) mod decode;
+pub(crate) mod once;

@@ -1,0 +1,294 @@
+//! What do decoding and books cost, against a plain book?
+
+use anyhow::{Result, ensure};
+use mdgw_feeds::{
+    book::{
+        BookLimits, InstrumentIndex, Level, Side,
+        orders::OrderBooks,
+        store::{HashStore, OrderStore, WindowStore},
+    },
+    transport::{Transport, moldudp64::MoldUdp64},
+    venue::nasdaq::itch50::{self, Message},
+};
+use serde_json::json;
+
+use crate::{Options, input::Day, reference::ReferenceBooks, report::Rounds};
+
+/// Name, and one pass over the day; what it returns depends on every top of book on the way.
+type Variant<S> = (&'static str, fn(&mut OrderBooks<S>, &Day) -> u64);
+
+const REFERENCE: &str = "reference";
+const HASH: &str = "hash";
+const HASH_IN_PACKET: &str = "hash, ahead in packet";
+const HASH_AHEAD: &str = "hash, ahead in replay";
+const WINDOW: &str = "window";
+const WINDOW_IN_PACKET: &str = "window, ahead in packet";
+const WINDOW_AHEAD: &str = "window, ahead in replay";
+const TARGETS: [(&str, f64); 4] = [(HASH, 0.50), (HASH_AHEAD, 0.30), (WINDOW, 0.42), (WINDOW_AHEAD, 0.24)];
+
+/// What the memory is stated for, and what everything is measured with.
+pub(crate) const LIMITS: BookLimits =
+    BookLimits { instruments_max: 8_001, orders_max: 1_000_000, levels_max: 1_000_000, order_hash_seed: 0 };
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let day = Day::load(options)?;
+    let hash_variants: [Variant<HashStore>; 3] =
+        [(HASH, run_plain), (HASH_IN_PACKET, run_ahead_in_packet), (HASH_AHEAD, run_ahead)];
+    let window_variants: [Variant<WindowStore>; 3] =
+        [(WINDOW, run_plain), (WINDOW_IN_PACKET, run_ahead_in_packet), (WINDOW_AHEAD, run_ahead)];
+    let names = [REFERENCE, HASH, HASH_IN_PACKET, HASH_AHEAD, WINDOW, WINDOW_IN_PACKET, WINDOW_AHEAD];
+    let mut rounds = Rounds::new(&names, day.message_count);
+    let mut hash = OrderBooks::<HashStore>::new(LIMITS);
+    let mut window = OrderBooks::<WindowStore>::new(LIMITS);
+    let mut orders_live = 0;
+    for _ in 0..options.rounds {
+        let mut reference = ReferenceBooks::new();
+        let tops = rounds.time(REFERENCE, || run_reference(&mut reference, &day));
+        ensure!(reference.faults == 0, "the reference found {} faults in a valid day", reference.faults);
+        orders_live = reference.order_count();
+        for (name, run) in hash_variants {
+            hash.clear();
+            let found = rounds.time(name, || run(&mut hash, &day));
+            ensure!(found == tops, "{name}: another top of book than the reference's after some message");
+            compare(name, &hash, &reference)?;
+        }
+        for (name, run) in window_variants {
+            window.clear();
+            let found = rounds.time(name, || run(&mut window, &day));
+            ensure!(found == tops, "{name}: another top of book than the reference's after some message");
+            compare(name, &window, &reference)?;
+        }
+    }
+    let messages_per_packet = day.message_count as f64 / day.packet_ends.len() as f64;
+    let bytes_per_order = |store_bytes: usize| store_bytes as f64 / f64::from(LIMITS.orders_max);
+    if options.json {
+        let memory = json!({
+            "orders_max": LIMITS.orders_max,
+            "hash_bytes_per_order": bytes_per_order(hash.store_bytes()),
+            "window_bytes_per_order": bytes_per_order(window.store_bytes()),
+            "hash_bytes": hash.memory_bytes(),
+            "window_bytes": window.memory_bytes(),
+        });
+        let result = json!({
+            "scenario": "book",
+            "messages": day.message_count,
+            "messages_per_packet": messages_per_packet,
+            "live_orders_at_end": orders_live,
+            "scattered_ids": options.scattered_ids,
+            "memory": memory,
+            "variants": rounds.to_json(),
+        });
+        println!("{result}");
+        return Ok(());
+    }
+    println!(
+        "book: {} messages, {messages_per_packet:.1} to a packet, {orders_live} orders live at the end, {} ids, {} rounds",
+        day.message_count,
+        if options.scattered_ids { "scattered" } else { "dense" },
+        options.rounds
+    );
+    rounds.print(&TARGETS);
+    println!("tops of book after every message and all final levels equal the reference's, no faults");
+    for (name, store_bytes, bytes) in
+        [(HASH, hash.store_bytes(), hash.memory_bytes()), (WINDOW, window.store_bytes(), window.memory_bytes())]
+    {
+        println!(
+            "{name}: {:.1} bytes of order store per order at the configured {} orders; {:.1} MB in all",
+            bytes_per_order(store_bytes),
+            LIMITS.orders_max,
+            bytes as f64 / 1e6
+        );
+    }
+    Ok(())
+}
+
+/// Message by message.
+#[inline(never)]
+pub(crate) fn run_plain<S: OrderStore>(books: &mut OrderBooks<S>, day: &Day) -> u64 {
+    let mut tops = 0;
+    let mut block = day.bytes.as_slice();
+    while let Some(message) = MoldUdp64::next_message(&mut block) {
+        tops = apply(books, message, tops);
+    }
+    tops
+}
+
+/// As a replay can do it, which has the next packets at hand: asks for the orders and stocks of the packet after next
+/// and for the best levels of the next one before it applies a packet.
+#[inline(never)]
+pub(crate) fn run_ahead<S: OrderStore>(books: &mut OrderBooks<S>, day: &Day) -> u64 {
+    let (mut after_next, mut next) = (day.packets().skip(2), day.packets().skip(1));
+    day.packets().take(2).for_each(|packet| ask_for_orders(books, packet));
+    let mut tops = 0;
+    for packet in day.packets() {
+        if let Some(packet) = after_next.next() {
+            ask_for_orders(books, packet);
+        }
+        if let Some(packet) = next.next() {
+            ask_for_levels(books, packet);
+        }
+        tops = apply_packet(books, packet, tops);
+    }
+    tops
+}
+
+/// As a live channel has to do it: the same within each packet.
+#[inline(never)]
+pub(crate) fn run_ahead_in_packet<S: OrderStore>(books: &mut OrderBooks<S>, day: &Day) -> u64 {
+    let mut tops = 0;
+    for packet in day.packets() {
+        ask_for_orders(books, packet);
+        ask_for_levels(books, packet);
+        tops = apply_packet(books, packet, tops);
+    }
+    tops
+}
+
+#[inline]
+fn ask_for_orders<S: OrderStore>(books: &OrderBooks<S>, mut block: &[u8]) {
+    while let Some(message) = MoldUdp64::next_message(&mut block) {
+        let Some(touched) = itch50::touches(message) else { continue };
+        books.prefetch_instrument(InstrumentIndex(u32::from(touched.stock_locate)));
+        if let Some(order_id) = touched.order_reference_number {
+            books.prefetch_order(order_id);
+        }
+    }
+}
+
+#[inline]
+fn ask_for_levels<S: OrderStore>(books: &OrderBooks<S>, mut block: &[u8]) {
+    while let Some(message) = MoldUdp64::next_message(&mut block) {
+        let Some(touched) = itch50::touches(message) else { continue };
+        books.prefetch_tops(InstrumentIndex(u32::from(touched.stock_locate)));
+    }
+}
+
+#[inline]
+fn apply_packet<S: OrderStore>(books: &mut OrderBooks<S>, mut block: &[u8], mut tops: u64) -> u64 {
+    while let Some(message) = MoldUdp64::next_message(&mut block) {
+        tops = apply(books, message, tops);
+    }
+    tops
+}
+
+/// The plain book, message by message.
+#[inline(never)]
+pub(crate) fn run_reference(books: &mut ReferenceBooks, day: &Day) -> u64 {
+    let mut tops = 0;
+    let mut block = day.bytes.as_slice();
+    while let Some(message) = MoldUdp64::next_message(&mut block) {
+        let Ok(message) = Message::parse(message) else { continue };
+        let locate = message.stock_locate();
+        match message {
+            Message::AddOrder(m) => add_reference(books, m),
+            Message::AddOrderMpid(m) => add_reference(books, &m.order),
+            Message::OrderExecuted(m) => books.take(locate, m.order_reference_number.get(), m.executed_shares.get()),
+            Message::OrderExecutedWithPrice(m) => {
+                books.take(locate, m.order_reference_number.get(), m.executed_shares.get());
+            }
+            Message::OrderCancel(m) => books.take(locate, m.order_reference_number.get(), m.cancelled_shares.get()),
+            Message::OrderDelete(m) => {
+                books.delete(locate, m.order_reference_number.get());
+            }
+            Message::OrderReplace(m) => books.replace(
+                locate,
+                m.original_order_reference_number.get(),
+                m.new_order_reference_number.get(),
+                price_e9(m.price_e4.get()),
+                m.shares.get(),
+            ),
+            _ => continue,
+        }
+        tops = fold(tops, books.top(locate, Side::Bid), books.top(locate, Side::Ask));
+    }
+    tops
+}
+
+fn add_reference(books: &mut ReferenceBooks, message: &itch50::AddOrder) {
+    books.add(
+        message.stock_locate.get(),
+        message.order_reference_number.get(),
+        side(message.buy_sell_indicator),
+        price_e9(message.price_e4.get()),
+        message.shares.get(),
+    );
+}
+
+/// Decodes and applies one message; all tops of book so far in one number.
+#[inline]
+fn apply<S: OrderStore>(books: &mut OrderBooks<S>, message: &[u8], tops: u64) -> u64 {
+    let Ok(message) = Message::parse(message) else { return tops };
+    let instrument = InstrumentIndex(u32::from(message.stock_locate()));
+    match message {
+        Message::AddOrder(m) => add(books, instrument, m),
+        Message::AddOrderMpid(m) => add(books, instrument, &m.order),
+        Message::OrderExecuted(m) => {
+            let _counted = books.execute(instrument, m.order_reference_number.get(), m.executed_shares.get());
+        }
+        Message::OrderExecutedWithPrice(m) => {
+            let _counted = books.execute(instrument, m.order_reference_number.get(), m.executed_shares.get());
+        }
+        Message::OrderCancel(m) => {
+            let _counted = books.reduce(instrument, m.order_reference_number.get(), m.cancelled_shares.get());
+        }
+        Message::OrderDelete(m) => {
+            let _counted = books.delete(instrument, m.order_reference_number.get());
+        }
+        Message::OrderReplace(m) => {
+            let _counted = books.replace(
+                instrument,
+                m.original_order_reference_number.get(),
+                m.new_order_reference_number.get(),
+                price_e9(m.price_e4.get()),
+                m.shares.get(),
+            );
+        }
+        _ => return tops,
+    }
+    let view = books.view(instrument);
+    fold(tops, view.top(Side::Bid), view.top(Side::Ask))
+}
+
+#[inline]
+fn add<S: OrderStore>(books: &mut OrderBooks<S>, instrument: InstrumentIndex, message: &itch50::AddOrder) {
+    let _counted = books.add(
+        instrument,
+        message.order_reference_number.get(),
+        side(message.buy_sell_indicator),
+        price_e9(message.price_e4.get()),
+        message.shares.get(),
+    );
+}
+
+#[inline]
+fn side(indicator: u8) -> Side {
+    if indicator == b'B' { Side::Bid } else { Side::Ask }
+}
+
+#[inline]
+fn price_e9(price_e4: u32) -> i64 {
+    i64::from(price_e4) * 100_000
+}
+
+/// Depends on every top that ever was, and on their order.
+#[inline]
+fn fold(tops: u64, bid: Option<Level>, ask: Option<Level>) -> u64 {
+    let number = |level: Option<Level>| {
+        level.map_or(0, |level| {
+            level.price_e9.cast_unsigned() ^ u64::from(level.size) << 40 ^ u64::from(level.order_count) << 20
+        })
+    };
+    tops.rotate_left(5) ^ number(bid) ^ number(ask).rotate_left(32)
+}
+
+fn compare<S: OrderStore>(name: &str, books: &OrderBooks<S>, reference: &ReferenceBooks) -> Result<()> {
+    ensure!(books.faults().total() == 0, "{name}: faults in a valid day: {:?}", books.faults());
+    ensure!(books.order_count() == reference.order_count(), "{name}: another number of live orders");
+    for locate in 0..8_001 {
+        for side in Side::BOTH {
+            let levels: Vec<Level> = books.view(InstrumentIndex(u32::from(locate))).levels(side).collect();
+            ensure!(levels == reference.levels(locate, side), "{name}: another book for locate {locate}, {side:?}");
+        }
+    }
+    Ok(())
+}
