@@ -9,7 +9,11 @@ use std::{
     path::Path,
 };
 
-use mdgw_feeds::time::TradingDate;
+use mdgw_feeds::{
+    identity::Sequence,
+    time::TradingDate,
+    transport::moldudp64::{self, MoldSession, PacketWriter},
+};
 
 use super::{CaptureFault, OpenOptions, byte_source::ByteSource};
 
@@ -17,9 +21,10 @@ use super::{CaptureFault, OpenOptions, byte_source::ByteSource};
 pub(super) struct DayFile {
     date: TradingDate,
     midnight_ns: u64,
+    session: MoldSession,
     packet: Vec<u8>,
-    /// Sequence number of the next message.
-    sequence: u64,
+    /// Of the next message.
+    sequence: Sequence,
     ended: bool,
     /// Met after the packet's first message: told when the packet has gone out.
     damage: Option<CaptureFault>,
@@ -37,16 +42,18 @@ pub(super) fn is_start([high, low, kind, _]: [u8; 4]) -> bool {
 impl DayFile {
     pub(super) fn open(path: &Path, options: &OpenOptions) -> Result<Self, CaptureFault> {
         let date = options.date.or_else(|| date_in_name(path)).ok_or(CaptureFault::DateUnknown)?;
-        let session =
+        let name =
             if options.session_name.is_empty() { date.yyyymmdd().to_string() } else { options.session_name.clone() };
-        let mut packet = Vec::with_capacity(PACKET_BYTES_MAX);
-        packet.extend(session.bytes().chain(std::iter::repeat(b' ')).take(SESSION_BYTES));
-        packet.resize(HEADER_BYTES, 0);
+        let mut session = [b' '; size_of::<MoldSession>()];
+        for (slot, letter) in session.iter_mut().zip(name.bytes()) {
+            *slot = letter;
+        }
         Ok(Self {
             date,
             midnight_ns: date.midnight_new_york().0,
-            packet,
-            sequence: 1,
+            session,
+            packet: Vec::with_capacity(PACKET_BYTES_MAX),
+            sequence: Sequence(1),
             ended: false,
             damage: None,
             time_ns: 0,
@@ -67,47 +74,40 @@ impl DayFile {
         if self.ended {
             return Ok(None);
         }
-        self.packet.truncate(HEADER_BYTES);
-        let mut count = 0_u16;
+        let mut packet = PacketWriter::begin(&mut self.packet, self.session, self.sequence, PACKET_BYTES_MAX);
         let mut first_ns = None;
         loop {
             let message_bytes = match self.damage.take().map_or_else(|| whole_message(source), Err) {
                 Ok(Some(message_bytes)) => message_bytes,
                 Ok(None) => break,
-                Err(fault) if count == 0 => return Err(fault),
+                Err(fault) if first_ns.is_none() => return Err(fault),
                 Err(fault) => {
                     // The messages before the damage still make a packet.
                     self.damage = Some(fault);
                     break;
                 }
             };
-            let block_bytes = LENGTH_BYTES + message_bytes;
-            let block = source.available().get(..block_bytes).unwrap_or_default();
             if message_bytes == 0 {
-                if count > 0 {
+                if first_ns.is_some() {
                     break;
                 }
                 source.consume(LENGTH_BYTES);
                 return self.end(source);
             }
-            let since_midnight_ns = timestamp_ns(block);
-            let is_room = self.packet.len() + block_bytes <= PACKET_BYTES_MAX;
+            let block_bytes = LENGTH_BYTES + message_bytes;
+            let message = source.available().get(LENGTH_BYTES..block_bytes).unwrap_or_default();
+            let since_midnight_ns = timestamp_ns(message);
             let is_near = first_ns.is_none_or(|first| since_midnight_ns.saturating_sub(first) <= PACKET_NS_MAX);
-            if count > 0 && !(is_room && is_near) {
+            if !is_near || !packet.push(message) {
                 break;
             }
+            source.consume(block_bytes);
             first_ns.get_or_insert(since_midnight_ns);
             self.time_ns = self.midnight_ns.saturating_add(since_midnight_ns);
-            self.packet.extend_from_slice(block);
-            source.consume(block_bytes);
-            count += 1;
         }
-        if count == 0 {
-            return Ok(None);
-        }
-        self.write_header(count);
-        self.sequence += u64::from(count);
-        Ok(Some((self.time_ns, self.packet.len())))
+        let count = packet.finish();
+        self.sequence = self.sequence.plus(u64::from(count));
+        Ok((count > 0).then_some((self.time_ns, self.packet.len())))
     }
 
     /// The end-of-session mark: a packet that says so.
@@ -116,16 +116,8 @@ impl DayFile {
         if source.fill(1)? > 0 {
             return Err(CaptureFault::AfterEnd);
         }
-        self.write_header(COUNT_END_OF_SESSION);
+        moldudp64::write_end_of_session(&mut self.packet, self.session, self.sequence);
         Ok(Some((self.time_ns, self.packet.len())))
-    }
-
-    fn write_header(&mut self, count: u16) {
-        if let Some(fields) = self.packet.get_mut(SESSION_BYTES..HEADER_BYTES) {
-            let (sequence, message_count) = fields.split_at_mut(8);
-            sequence.copy_from_slice(&self.sequence.to_be_bytes());
-            message_count.copy_from_slice(&count.to_be_bytes());
-        }
     }
 }
 
@@ -145,8 +137,8 @@ fn whole_message(source: &mut ByteSource) -> Result<Option<usize>, CaptureFault>
 }
 
 /// Nanoseconds since midnight: 6 bytes behind type, locate and tracking number, in every message of ITCH 5.0.
-fn timestamp_ns(block: &[u8]) -> u64 {
-    let bytes = block.get(LENGTH_BYTES + 5..).and_then(|rest| rest.first_chunk::<6>()).copied().unwrap_or_default();
+fn timestamp_ns(message: &[u8]) -> u64 {
+    let bytes = message.get(5..).and_then(|rest| rest.first_chunk::<6>()).copied().unwrap_or_default();
     bytes.iter().fold(0, |ns, byte| ns << 8 | u64::from(*byte))
 }
 
@@ -166,9 +158,6 @@ fn date_in_name(path: &Path) -> Option<TradingDate> {
 }
 
 const LENGTH_BYTES: usize = 2;
-const SESSION_BYTES: usize = 10;
-const HEADER_BYTES: usize = 20;
-const COUNT_END_OF_SESSION: u16 = 0xffff;
 /// Bytes that a message can have: at least up to its timestamp; the longest of ITCH 5.0 has 50, so this leaves room.
 const MESSAGE_BYTES: std::ops::RangeInclusive<usize> = 11..=255;
 /// Payload of an Ethernet frame without fragmentation.
