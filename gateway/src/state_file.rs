@@ -20,11 +20,15 @@ use mdgw_feeds::{
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::sys::file_lock::try_lock;
+
 /// The state in force, and the file that holds it.
 #[derive(Debug)]
 pub struct StateFile {
     path: PathBuf,
     state: State,
+    /// Two gateways with one state file would publish under one epoch.
+    _lock: File,
 }
 
 /// Why state could not be read or kept.
@@ -52,6 +56,12 @@ pub enum StateError {
         /// What does not fit.
         reason: String,
     },
+    /// Another gateway uses it.
+    #[error("state file {} is in use by another gateway", path.display())]
+    Busy {
+        /// The file.
+        path: PathBuf,
+    },
     /// 2^56 starts.
     #[error("state file {} has used up its epochs", path.display())]
     EpochsUsedUp {
@@ -61,18 +71,21 @@ pub enum StateError {
 }
 
 impl StateFile {
-    /// Reads the file; one that doesn't exist is a first start.
+    /// Reads the file; one that doesn't exist is a first start. It is locked as long as this lives, by a neighbouring
+    /// file: its own place is taken by new ones.
     ///
     /// # Errors
-    /// When it can't be read, or holds anything else than what [`StateFile`] writes.
+    /// When it can't be read, holds anything else than what [`StateFile`] writes, or another gateway has it.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, StateError> {
         let path = path.into();
+        let lock = open_lock(&path).map_err(|source| StateError::Io { act: "lock", path: path.clone(), source })?;
+        let Some(lock) = lock else { return Err(StateError::Busy { path }) };
         let state = match fs::read(&path) {
             Ok(bytes) => State::parse(&bytes).map_err(|reason| StateError::Damaged { path: path.clone(), reason })?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => State::default(),
             Err(source) => return Err(StateError::Io { act: "read", path, source }),
         };
-        Ok(Self { path, state })
+        Ok(Self { path, state, _lock: lock })
     }
 
     /// A new epoch, above every one that this file gave before and above `heard`, the highest credible one from the
@@ -196,13 +209,27 @@ impl StoredNumbering {
     }
 }
 
+/// `None` when another has it.
+fn open_lock(path: &Path) -> io::Result<Option<File>> {
+    fs::create_dir_all(directory_of(path))?;
+    let lock = File::options().write(true).create(true).truncate(false).open(neighbour(path, ".lock"))?;
+    Ok(try_lock(&lock)?.then_some(lock))
+}
+
+fn neighbour(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."))
+}
+
 /// Replaces the file's content so that a crash leaves the old one or the new one.
 fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), (&'static str, io::Error)> {
-    let mut new_name = path.as_os_str().to_owned();
-    new_name.push(".new");
-    let new_path = PathBuf::from(new_name);
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-    fs::create_dir_all(directory).map_err(|error| ("make the directory of", error))?;
+    let new_path = neighbour(path, ".new");
+    let directory = directory_of(path);
     let mut file = File::create(&new_path).map_err(|error| ("create", error))?;
     file.write_all(bytes).map_err(|error| ("write", error))?;
     file.sync_all().map_err(|error| ("sync", error))?;
@@ -254,6 +281,7 @@ mod tests {
         state.set_numbering(ChannelId(2), numbering(4)).unwrap();
         state.set_numbering(ChannelId(1), numbering(11)).unwrap();
         state.next_epoch(0, None).unwrap();
+        drop(state);
         let state = StateFile::open(&path).unwrap();
         assert_eq!(
             (state.numbering(ChannelId(1)), state.numbering(ChannelId(2))),
@@ -278,6 +306,7 @@ mod tests {
         let path = directory.path().join("state.json");
         let mut state = StateFile::open(&path).unwrap();
         state.set_numbering(ChannelId(1), numbering(1)).unwrap();
+        drop(state);
         let good = fs::read_to_string(&path).unwrap();
         let cuts = (0..good.trim_end().len()).map(|length| good[..length].to_owned());
         let edits = [
@@ -295,6 +324,16 @@ mod tests {
             assert!(matches!(error, StateError::Damaged { .. }), "{error}");
             assert_eq!(fs::read_to_string(&path).unwrap(), damaged);
         }
+    }
+
+    #[test]
+    fn two_gateways_cannot_share_a_state_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let state = StateFile::open(&path).unwrap();
+        assert!(matches!(StateFile::open(&path).unwrap_err(), StateError::Busy { .. }));
+        drop(state);
+        StateFile::open(&path).unwrap();
     }
 
     #[test]

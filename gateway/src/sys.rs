@@ -2,6 +2,7 @@
 
 pub mod affinity;
 pub mod clock;
+pub mod file_lock;
 pub mod futex;
 pub mod hardware_stamps;
 pub mod interfaces;

@@ -291,6 +291,21 @@ fn without_checksum_a_torn_payload_goes_unnoticed() {
 }
 
 #[test]
+fn the_end_is_behind_the_last_entry_wherever_that_is() {
+    let directory = directory();
+    let mut log = open(options(directory.path()), NOW_NS).unwrap();
+    for sequence in 1..=200 {
+        let mut reader = Reader::open(directory.path(), CHANNEL).unwrap();
+        reader.seek_end().unwrap();
+        assert_eq!(reader.next(), None, "before {sequence}");
+        log.keeper.turn(NOW_NS);
+        Written::numbered(sequence).write(&mut log);
+        assert_eq!(read_all(&mut reader), [Written::numbered(sequence)]);
+    }
+    assert!(log.writer.counts().segments > 2);
+}
+
+#[test]
 fn a_log_has_one_writer_at_a_time() {
     let directory = directory();
     let log = open(options(directory.path()), NOW_NS).unwrap();
