@@ -13,4 +13,4 @@ mod summary;
 pub mod table;
 
 pub use log::Damage;
-pub use summary::{ChannelReport, Moment, Report, StageReport};
+pub use summary::{ChannelReport, Disclosed, Moment, Report, StageReport};

@@ -2,4 +2,5 @@
 
 pub mod captures;
 pub mod conformance;
+pub mod counting_allocator;
 pub mod json;

@@ -85,14 +85,14 @@ fn section(channel: &ChannelReport, report: &Report, out: &mut impl Write) -> fm
     let title = channel.title();
     writeln!(out, "<section>\n<h2>{}</h2>", escape(&title.replacen("channel", "Channel", 1)))?;
     if let Some(whole) = channel.stage(Stage::WireToWire).filter(|whole| !whole.histogram.is_empty()) {
-        writeln!(out, "<dl class=\"tiles\">")?;
+        writeln!(out, "<p class=\"label\">Wire to wire</p>\n<dl class=\"tiles\">")?;
         let histogram = &whole.histogram;
         for (quantile, name) in [(0.5, "p50"), (0.99, "p99"), (0.999, "p99.9")] {
             tile(name, &latency(histogram.value_at_quantile(quantile)), out)?;
         }
         tile("max", &latency(histogram.max()), out)?;
         tile("packets", &Count(histogram.len()).to_string(), out)?;
-        writeln!(out, "</dl>\n<p class=\"caption\">Wire to wire</p>")?;
+        writeln!(out, "</dl>")?;
     }
     let lines: Vec<(String, usize, &Histogram<u64>)> = channel
         .stages
@@ -103,7 +103,7 @@ fn section(channel: &ChannelReport, report: &Report, out: &mut impl Write) -> fm
     if !lines.is_empty() {
         figure("Stages, by percentile", &percentiles(&title, &lines), out)?;
     }
-    let whole = channel.stage(Stage::WireToWire).or(channel.stages.last());
+    let whole = channel.stage(Stage::WireToWire).or_else(|| channel.stages.last());
     if let Some(stage) = whole.filter(|stage| stage.timeline.len() > 1) {
         let caption = format!("{}, over time (UTC)", stage_title(stage.stage));
         figure(&caption, &timeline(stage, report), out)?;
@@ -295,8 +295,8 @@ fn latency(ns: u64) -> String {
 fn latency_tick(ns: u64) -> String {
     match ns {
         ..1_000 => format!("{ns} ns"),
-        ..1_000_000 => format!("{} µs", ns / 1_000),
-        ..1_000_000_000 => format!("{} ms", ns / 1_000_000),
+        1_000..1_000_000 => format!("{} µs", ns / 1_000),
+        1_000_000..1_000_000_000 => format!("{} ms", ns / 1_000_000),
         _ => format!("{} s", ns / 1_000_000_000),
     }
 }

@@ -24,8 +24,8 @@ impl fmt::Display for Latency {
         };
         let value = self.0 as f64 / size;
         let decimals = match value {
-            ..9.995 => 2,
-            ..99.95 => 1,
+            _ if value < 9.995 => 2,
+            _ if value < 99.95 => 1,
             _ => 0,
         };
         f.pad(&format!("{value:.decimals$} {unit}"))

@@ -247,6 +247,7 @@ fn channel_name(disclosure: &[(String, String)], id: ChannelId) -> Option<String
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "made-up values")]
 pub(super) mod tests {
     use super::*;
     use crate::{

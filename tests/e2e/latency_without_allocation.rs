@@ -1,0 +1,53 @@
+//! Recording and handing over latencies allocates nothing on the recording thread.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::hint::black_box;
+
+use mdgw::{
+    net::handle_set::ChannelIndex,
+    observe::{
+        counters::Registry,
+        stages::{Stage, stage_exchange},
+    },
+};
+use mdgw_feeds::time::{MonoNs, UnixNs};
+use mdgw_tests::counting_allocator::{CountingAllocator, allocations_in};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+#[test]
+fn the_counter_sees_an_allocation() {
+    assert_eq!(allocations_in(|| drop(black_box(Box::new(7)))), 1);
+    assert_eq!(allocations_in(|| drop(black_box(Vec::<u8>::new()))), 0);
+}
+
+#[test]
+fn recording_and_handing_over_allocates_nothing() {
+    let (mut recorder, mut collector) = stage_exchange(4, 2);
+    let mut handed_over = 0;
+    let mut allocations = 0;
+    for round in 0..1_000_u64 {
+        allocations += allocations_in(|| {
+            recorder.at_batch_border(MonoNs(round));
+            for channel in (0..4).map(ChannelIndex) {
+                for stage in Stage::ALL {
+                    recorder.set().record(channel, stage, round * round);
+                    recorder.set().record_n(channel, stage, u64::MAX, 3);
+                    recorder.set().record_wall(channel, stage, UnixNs(round), UnixNs(500));
+                }
+            }
+        });
+        collector.collect(|set| handed_over += set.recorded().count());
+    }
+    assert_eq!(allocations, 0);
+    assert!(handed_over > 900 * 24, "the sets did change hands: {handed_over}");
+}
+
+#[test]
+fn counting_allocates_nothing() {
+    let registry = Registry::default();
+    let mut counters = registry.register("thread=main-0", &["packets", "bytes"]);
+    assert_eq!(allocations_in(|| (0..1_000).for_each(|n| counters.add(1, n))), 0);
+    assert_eq!(registry.read()[1].value, 499_500);
+}
