@@ -369,3 +369,6 @@ fn part_of(header: &FrameHeader) -> Option<Part> {
         is_last,
     })
 }
+
+#[cfg(test)]
+mod tests;
