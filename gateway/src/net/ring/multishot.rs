@@ -391,7 +391,7 @@ impl MultishotIo {
         });
         while let Some(slot) = self.closed.pop() {
             let freed = self.free(slot);
-            self.fault = self.fault.take().or(freed.err());
+            self.fault = self.fault.take().or_else(|| freed.err());
         }
     }
 

@@ -1,0 +1,195 @@
+//! What a handle set's backends cost: the same datagrams over loopback, received and sent by each of them.
+//!
+//! Answers which backend `io = "auto"` takes. One thread does everything, so nothing but the calls themselves is
+//! timed: datagrams are sent first (loopback delivers them before the send returns), then the backend's turn is timed.
+//! All backends take their turn in every round; reported are the medians of the rounds and their ratio to epoll's.
+//!
+//! `cargo bench -p mdgw-bench --bench net`
+#![allow(clippy::print_stdout, missing_docs, reason = "a bench prints what it measured")]
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    sync::Arc,
+    time::Instant,
+};
+
+use mdgw::net::{
+    batch::{HEADER_BYTES, Output, OutputIndex, Outputs, ReceiveBatch, SendBuffers},
+    epoll::EpollSet,
+    handle_set::{ChannelIndex, Event, Handle, HandleSet, ThreadIo, Wait},
+    ring::{MultishotSet, RingSet, SetWait},
+    sockets::{Stamps, request_stamps},
+};
+use mdgw_feeds::identity::Line;
+
+const CHANNELS: usize = 64;
+const ROUNDS: usize = 15;
+const TURNS: usize = 2_000;
+
+fn main() {
+    // `cargo test --benches` runs this too: one short round shows that it works.
+    let (rounds, turns) = if std::env::args().any(|word| word == "--bench") { (ROUNDS, TURNS) } else { (1, 10) };
+    let ready = [(1, 1), (1, 2), (4, 2), (16, 2)];
+    println!("ns per turn, {CHANNELS} channels of 2 sockets, {rounds} rounds of {turns} turns; (ratio to epoll)\n");
+    println!("{:<44}{:>16}{:>20}{:>20}{:>20}", "", "epoll", "ring, events", "ring, readiness", "multishot");
+    let mut tables: Vec<(String, Vec<[f64; 4]>)> = Vec::new();
+    for _ in 0..rounds {
+        let mut results: [Vec<(String, f64)>; 4] = Default::default();
+        results[0] = measure(&EpollSet::new().expect("epoll"), &ready, turns);
+        results[1] = measure(&RingSet::new(SetWait::Events).expect("ring"), &ready, turns);
+        results[2] = measure(&RingSet::new(SetWait::Readiness).expect("ring"), &ready, turns);
+        results[3] = measure(&MultishotSet::new(MultishotSet::BUFFERS).expect("ring"), &ready, turns);
+        for (row, (name, _)) in results[0].iter().enumerate() {
+            let values = [0, 1, 2, 3].map(|backend| results[backend][row].1);
+            match tables.get_mut(row) {
+                Some((_, rounds)) => rounds.push(values),
+                None => tables.push((name.clone(), vec![values])),
+            }
+        }
+    }
+    for (name, rounds) in tables {
+        let medians = [0, 1, 2, 3].map(|backend| median(rounds.iter().map(|values| values[backend])));
+        let ratios = [0, 1, 2, 3].map(|backend| median(rounds.iter().map(|values| values[backend] / values[0])));
+        let columns: Vec<_> =
+            (1..4).map(|i| format!("{:>20}", format!("{:.0} ({:.2})", medians[i], ratios[i]))).collect();
+        println!("{name:<44}{:>16.0}{}", medians[0], columns.concat());
+    }
+}
+
+/// Everything for one backend in one round: name and ns per turn.
+fn measure<S: HandleSet>(set: &S, ready: &[(usize, usize)], turns: usize) -> Vec<(String, f64)> {
+    let feeds: Vec<_> = (0..CHANNELS).map(|_| [Feed::new(), Feed::new()]).collect();
+    for (channel, lines) in feeds.iter().enumerate() {
+        for (line, feed) in lines.iter().enumerate() {
+            let channel = ChannelIndex(u32::try_from(channel).expect("few"));
+            let handle = Handle { channel, line: Line(u8::try_from(line).expect("two")) };
+            set.add(feed.receiver.as_fd(), handle).expect("added");
+        }
+    }
+    let mut turn = Turn {
+        io: set.thread_io().expect("thread's part"),
+        events: Vec::with_capacity(64),
+        batch: ReceiveBatch::new(ReceiveBatch::PACKETS_MAX, ReceiveBatch::DATAGRAM_BYTES_MAX),
+    };
+    (0..10).for_each(|_| drop(turn.take(&feeds)));
+    let mut results = Vec::new();
+    let begun = Instant::now();
+    (0..turns).for_each(|_| drop(turn.take(&feeds)));
+    results.push(("turn, nothing ready".to_owned(), ns_each(begun, turns)));
+    for &(packets, lines) in ready {
+        let mut total = 0.0;
+        for number in 0..turns {
+            let channel = &feeds[number % CHANNELS];
+            for _ in 0..packets {
+                channel[..lines].iter().for_each(|feed| assert_eq!(feed.sender.send(&[0; 120]).expect("sent"), 120));
+            }
+            let begun = Instant::now();
+            let mut received = turn.take(&feeds);
+            total += ns_each(begun, 1);
+            // What a look without waiting did not bring yet belongs to this turn too, and is rare.
+            while received < packets * lines {
+                received += turn.take(&feeds);
+            }
+        }
+        let name = format!("turn, {packets} datagrams on {lines} lines, for each");
+        results.push((name, total / (turns * packets * lines) as f64));
+    }
+    for packets in [1, 8] {
+        results.push((format!("send of {packets}, for each packet"), send(&mut turn.io, packets, turns)));
+    }
+    results
+}
+
+/// One turn of a leading thread that processes alone.
+struct Turn<I> {
+    io: I,
+    events: Vec<Event>,
+    batch: ReceiveBatch,
+}
+
+impl<I: ThreadIo> Turn<I> {
+    /// Waits without blocking, gives up the lead, receives; how many datagrams.
+    fn take(&mut self, feeds: &[[Feed; 2]]) -> usize {
+        self.events.clear();
+        self.io.wait(Wait::Poll, 64, &mut self.events).expect("wait");
+        if self.events.is_empty() {
+            return 0; // keeps the lead
+        }
+        self.io.release_wait().expect("release");
+        let mut received = 0;
+        let mut sockets = [(Line::A, -1); 2];
+        let mut count = 0;
+        for event in &self.events {
+            match *event {
+                Event::Ready(handle) => {
+                    let feed = &feeds[handle.channel.0 as usize][usize::from(handle.line.0)];
+                    sockets[count] = (handle.line, feed.receiver.as_raw_fd());
+                    count += 1;
+                }
+                Event::Lent(handle) => {
+                    self.batch.clear();
+                    self.io.lent(handle, &mut self.batch);
+                    received += self.batch.len();
+                }
+                Event::Timer | Event::Wake => {}
+            }
+            if count == sockets.len() {
+                break;
+            }
+        }
+        if count > 0 {
+            self.batch.clear();
+            self.io.receive(&sockets[..count], &mut self.batch).expect("receive");
+            received += self.batch.len();
+        }
+        received
+    }
+}
+
+fn send(io: &mut impl ThreadIo, packets: usize, turns: usize) -> f64 {
+    let feed = Feed::new();
+    let socket: Arc<OwnedFd> = Arc::new(feed.sender.try_clone().expect("descriptor").into());
+    let mut buffers = SendBuffers::new(Outputs::new(vec![Output { socket, destination: None }]));
+    let (body, mut bytes) = ([0; 136], [0; 256]);
+    let mut total = 0.0;
+    for _ in 0..turns {
+        let mut batch = buffers.begin();
+        for _ in 0..packets {
+            batch.push(&[0; HEADER_BYTES], &body, OutputIndex(0)).expect("room");
+        }
+        let begun = Instant::now();
+        assert_eq!(io.send(&batch).expect("sent"), packets);
+        total += ns_each(begun, packets);
+        while feed.receiver.recv(&mut bytes).is_ok() {}
+    }
+    total / turns as f64
+}
+
+/// A receiving socket on loopback and one that sends to it.
+struct Feed {
+    receiver: UdpSocket,
+    sender: UdpSocket,
+}
+
+impl Feed {
+    fn new() -> Self {
+        let receiver = UdpSocket::bind("127.0.0.1:0").expect("socket");
+        receiver.set_nonblocking(true).expect("option");
+        request_stamps(&receiver, Stamps::Kernel).expect("option");
+        let sender = UdpSocket::bind("127.0.0.1:0").expect("socket");
+        let SocketAddr::V4(address) = receiver.local_addr().expect("address") else { unreachable!() };
+        sender.connect(address).expect("connected");
+        Self { receiver, sender }
+    }
+}
+
+fn ns_each(begun: Instant, count: usize) -> f64 {
+    begun.elapsed().as_nanos() as f64 / count as f64
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<_> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
