@@ -14,7 +14,7 @@ mod source_filter;
 use std::{io, os::fd::AsFd};
 
 pub use interface::Interface;
-pub use membership::{Membership, MembershipWatch};
+pub use membership::{Egress, Membership, MembershipWatch, Watched};
 pub use output::{OutputOptions, open_output};
 pub use receive::{ReceiveBuffer, ReceiveOptions, ReceiveSocket, open_receive};
 pub use source_filter::SourceFilter;

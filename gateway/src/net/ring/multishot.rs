@@ -118,6 +118,10 @@ impl HandleSet for MultishotSet {
     fn set_timer(&self, at: Option<MonoNs>) {
         self.shared.signals.set_timer(at);
     }
+
+    fn lends(&self) -> bool {
+        true
+    }
 }
 
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Groups joined again after their interface went away and came back.
+//! Groups joined again, and outputs directed again, after their interface went away and came back.
 //!
 //! The kernel keeps a membership while its interface is down or without an address. It forgets it with the interface:
 //! one that is removed and made again has another index and no groups. So a cold thread compares, whenever a link or an
@@ -22,8 +22,11 @@ use std::{
 
 use socket2::Socket;
 
-use super::Interface;
-use crate::sys::{interfaces, poll};
+use super::{Interface, OutputOptions};
+use crate::{
+    net::batch::Output,
+    sys::{interfaces, poll, socket_options},
+};
 
 /// One group that one socket has joined.
 #[derive(Clone, Debug)]
@@ -36,11 +39,56 @@ pub struct Membership {
     pub(super) index: u32,
 }
 
+/// The interface by which one output socket sends to its group.
+#[derive(Clone, Debug)]
+pub struct Egress {
+    pub(super) socket: Arc<OwnedFd>,
+    pub(super) interface: Interface,
+    /// Index of the interface that the socket was told.
+    pub(super) index: u32,
+}
+
+impl Egress {
+    /// Of an output; `None` for unicast and where the routing table chooses.
+    #[must_use]
+    pub fn of(options: &OutputOptions, output: &Output) -> Option<Self> {
+        let interface = options.interface.clone().filter(|_| options.destination.ip().is_multicast())?;
+        let index = interface.index().unwrap_or(0);
+        Some(Self { socket: Arc::clone(&output.socket), interface, index })
+    }
+
+    /// Directs the socket to the interface as it is now, if that is another one than the socket was told.
+    fn restore(&mut self) -> io::Result<Restored> {
+        let now = self.interface.now()?;
+        if now.index == self.index {
+            return Ok(Restored::Nothing);
+        }
+        socket_options::set_egress(&*self.socket, now.index, now.address)?;
+        self.index = now.index;
+        Ok(Restored::Anew)
+    }
+}
+
+/// What depends on interfaces.
+#[derive(Clone, Debug, Default)]
+pub struct Watched {
+    /// Groups that were joined.
+    pub memberships: Vec<Membership>,
+    /// Outputs to groups.
+    pub egresses: Vec<Egress>,
+}
+
+impl From<Vec<Membership>> for Watched {
+    fn from(memberships: Vec<Membership>) -> Self {
+        Self { memberships, egresses: Vec::new() }
+    }
+}
+
 /// The cold thread; it ends when this is dropped.
 #[derive(Debug)]
 pub struct MembershipWatch {
     stop: Option<UnixStream>,
-    rejoined: Arc<AtomicU64>,
+    restored: Arc<AtomicU64>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
@@ -52,21 +100,22 @@ impl MembershipWatch {
     ///
     /// # Errors
     /// When the kernel gives no descriptors or no thread.
-    pub fn start(memberships: Vec<Membership>, interval: Duration) -> io::Result<Self> {
+    pub fn start(watched: impl Into<Watched>, interval: Duration) -> io::Result<Self> {
+        let watched = watched.into();
         let changes = interfaces::changes()?;
         let (stop, stopped) = UnixStream::pair()?;
-        let rejoined = Arc::new(AtomicU64::new(0));
-        let counter = Arc::clone(&rejoined);
+        let restored = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&restored);
         let thread = thread::Builder::new()
             .name("memberships".into())
-            .spawn(move || watch(memberships, &changes, &stopped, interval, &counter))?;
-        Ok(Self { stop: Some(stop), rejoined, thread: Some(thread) })
+            .spawn(move || watch(watched, &changes, &stopped, interval, &counter))?;
+        Ok(Self { stop: Some(stop), restored, thread: Some(thread) })
     }
 
-    /// How often a group was joined again.
+    /// How often a group was joined or an output directed again.
     #[must_use]
-    pub fn rejoined(&self) -> u64 {
-        self.rejoined.load(Ordering::Relaxed)
+    pub fn restored(&self) -> u64 {
+        self.restored.load(Ordering::Relaxed)
     }
 }
 
@@ -79,17 +128,12 @@ impl Drop for MembershipWatch {
     }
 }
 
-fn watch(
-    mut memberships: Vec<Membership>,
-    changes: &OwnedFd,
-    stopped: &UnixStream,
-    interval: Duration,
-    rejoined: &AtomicU64,
-) {
-    let mut missing = vec![false; memberships.len()];
+fn watch(mut watched: Watched, changes: &OwnedFd, stopped: &UnixStream, interval: Duration, restored: &AtomicU64) {
+    let Watched { memberships, egresses } = &mut watched;
+    let mut missing = vec![false; memberships.len() + egresses.len()];
     loop {
         if let Err(error) = poll::readable([changes.as_fd(), stopped.as_fd()], interval) {
-            tracing::error!(%error, "groups are no longer watched");
+            tracing::error!(%error, "interfaces are no longer watched");
             return;
         }
         if poll::readable([stopped.as_fd()], Duration::ZERO).unwrap_or(true) {
@@ -97,43 +141,46 @@ fn watch(
         }
         // What changed doesn't matter, only that it did; also when the kernel had no room to tell (ENOBUFS).
         interfaces::forget_changes(changes);
-        for (membership, missing) in memberships.iter_mut().zip(&mut missing) {
-            match restore(membership) {
-                Ok(Restored::Nothing) => {}
-                Ok(Restored::Joined) => {
-                    rejoined.fetch_add(1, Ordering::Relaxed);
-                    tracing::warn!(group = %membership.group, "group joined again: its interface came back");
+        let groups = memberships.iter_mut().map(|membership| (membership.group.to_string(), membership.restore()));
+        let outputs = egresses.iter_mut().map(|egress| (egress.interface.to_string(), egress.restore()));
+        for ((what, outcome), missing) in groups.chain(outputs).zip(&mut missing) {
+            match outcome {
+                Ok(Restored::Nothing) => *missing = false,
+                Ok(Restored::Anew) => {
+                    *missing = false;
+                    restored.fetch_add(1, Ordering::Relaxed);
+                    tracing::warn!(what, "joined or directed again: its interface came back");
                 }
                 Err(error) if !*missing => {
                     *missing = true;
-                    tracing::error!(group = %membership.group, %error, "group not joined");
-                    continue;
+                    tracing::error!(what, %error, "its interface is gone");
                 }
-                Err(_) => continue,
+                Err(_) => {}
             }
-            *missing = false;
         }
     }
 }
 
-/// What [`restore`] had to do.
+/// What had to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Restored {
     Nothing,
-    Joined,
+    Anew,
 }
 
-/// Joins again if the kernel no longer has what was joined. An error when the interface is not there (yet).
-fn restore(membership: &mut Membership) -> io::Result<Restored> {
-    let index = membership.interface.as_ref().map_or(Ok(0), Interface::index)?;
-    // The thread's own table: `/proc/net` would be that of the process's first thread.
-    let table = fs::read_to_string("/proc/thread-self/net/igmp")?;
-    if index == membership.index && is_listed(&table, index, membership.group) {
-        return Ok(Restored::Nothing);
+impl Membership {
+    /// Joins again if the kernel no longer has what was joined. An error when the interface is not there (yet).
+    fn restore(&mut self) -> io::Result<Restored> {
+        let index = self.interface.as_ref().map_or(Ok(0), Interface::index)?;
+        // The thread's own table: `/proc/net` would be that of the process's first thread.
+        let table = fs::read_to_string("/proc/thread-self/net/igmp")?;
+        if index == self.index && is_listed(&table, index, self.group) {
+            return Ok(Restored::Nothing);
+        }
+        self.leave();
+        self.join()?;
+        Ok(Restored::Anew)
     }
-    membership.leave();
-    membership.join()?;
-    Ok(Restored::Joined)
 }
 
 /// Whether the kernel's table of joined groups has this one on that interface (0: on any).
@@ -222,7 +269,8 @@ mod tests {
             options.source = source;
             let receiver = open_receive(&options).unwrap();
             let memberships = receiver.membership().into_iter().filter(|_| watched).collect();
-            let _watch = MembershipWatch::start(memberships, MembershipWatch::INTERVAL).unwrap();
+            let watched_now = Watched { memberships, egresses: Vec::new() };
+            let _watch = MembershipWatch::start(watched_now, MembershipWatch::INTERVAL).unwrap();
             assert!(arrives(receiver.socket(), ATTEMPTS), "before the damage");
             damage();
             drain(receiver.socket());
@@ -256,6 +304,30 @@ mod tests {
     #[test]
     fn source_specific_joins_come_back_too() {
         assert_ne!(check(Some(Ipv4Addr::new(10, 72, 0, 1)), true, made_again), Some(false));
+    }
+
+    #[test]
+    fn an_output_finds_its_interface_when_it_comes_back() {
+        let in_namespace = || {
+            namespace::enter()?;
+            cable();
+            let options = OutputOptions::new(SocketAddrV4::new(GROUP, PORT), Some("out0".parse().unwrap()));
+            let output = open_output(&options).unwrap();
+            let sender = Socket::from(output.socket.try_clone().unwrap());
+            sender.send(b"x").unwrap();
+            let egresses = Egress::of(&options, &output).into_iter().collect();
+            let watched = Watched { memberships: Vec::new(), egresses };
+            namespace::ip("link del in0");
+            assert!(sender.send(b"x").is_err(), "its interface is gone");
+            let watch = MembershipWatch::start(watched, MembershipWatch::INTERVAL).unwrap();
+            cable();
+            while watch.restored() == 0 {
+                thread::yield_now();
+            }
+            sender.send(b"x").unwrap();
+            Some(())
+        };
+        thread::spawn(in_namespace).join().unwrap();
     }
 
     #[test]
