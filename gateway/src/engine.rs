@@ -30,6 +30,8 @@ mod turn;
 #[cfg(all(test, feature = "loom"))]
 mod models;
 #[cfg(all(test, not(feature = "loom")))]
+mod switches;
+#[cfg(all(test, not(feature = "loom")))]
 mod testing;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
