@@ -35,6 +35,8 @@ enum Scenario {
         #[command(flatten)]
         options: Options,
     },
+    /// Which arrangement of the pool's turn is best here: backend, promotion, way of waiting, batch.
+    Turn(scenario::turn::TurnOptions),
 }
 
 /// What all scenarios take.
@@ -68,5 +70,6 @@ fn main() -> Result<()> {
         Scenario::Decode(options) => scenario::decode::run(&options),
         Scenario::Book(options) => scenario::book::run(&options),
         Scenario::Once { variant, options } => scenario::once::run(variant, &options),
+        Scenario::Turn(options) => scenario::turn::run(&options),
     }
 }

@@ -3,3 +3,4 @@
 pub(crate) mod book;
 pub(crate) mod decode;
 pub(crate) mod once;
+pub(crate) mod turn;

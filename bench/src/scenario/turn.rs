@@ -1,0 +1,429 @@
+//! Which arrangement of the pool's turn is best here: backend, promotion, way of waiting, batch.
+//!
+//! A sender paces packets by absolute times over many sockets of loopback; each arrangement gets the same packets at the
+//! same rate, one after the other in every round. Reported are time on the core and voluntary context switches of the
+//! pool's threads for each packet, the way from the kernel's stamp to the handler, and the ratio of each arrangement to
+//! the first one within its round.
+
+use std::{
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    os::fd::AsFd,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use hdrhistogram::Histogram;
+use mdgw::{
+    engine::{
+        dispatch::{
+            ChannelHandler, Dispatch, DispatchConfig, FailReason, Failure, Progress, PromotionPolicy, ThreadConfig,
+            TurnContext, WaitPolicy,
+        },
+        pool::Pool,
+        roles::Counts,
+    },
+    net::{
+        batch::ReceiveBatch,
+        epoll::EpollSet,
+        handle_set::{ChannelIndex, Handle, HandleSet, LineSet, ThreadIo},
+        probe,
+        ring::{MultishotSet, RingSet},
+        sockets::{ReceiveOptions, ReceiveSocket, open_receive},
+    },
+    sys::{
+        clock::{mono_now, unix_now},
+        scheduler::{SwitchCounts, thread_id},
+    },
+};
+use mdgw_feeds::{identity::Line, time::MonoNs};
+use serde_json::json;
+
+/// What the scenario takes.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct TurnOptions {
+    /// Packets of one run.
+    #[arg(long, default_value_t = 40_000)]
+    packets: u64,
+    /// Packets per second, in bursts of one per socket.
+    #[arg(long, default_value_t = 40_000)]
+    rate: u64,
+    /// Sockets, one channel each.
+    #[arg(long, default_value_t = 32)]
+    sockets: u32,
+    /// Packets that come at the same moment, on neighbouring sockets.
+    #[arg(long, default_value_t = 4)]
+    burst: u64,
+    /// Time that the handler spends on each packet.
+    #[arg(long, default_value_t = 500)]
+    work_ns: u64,
+    /// Cores to pin the threads to; without it they float.
+    #[arg(long, value_delimiter = ',')]
+    cores: Vec<usize>,
+    /// Rounds; in each one every arrangement runs once.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Print the result as one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(options: &TurnOptions) -> Result<()> {
+    let arrangements = arrangements();
+    let mut rounds: Vec<Vec<Outcome>> = vec![Vec::new(); arrangements.len()];
+    for _ in 0..options.rounds {
+        for (arrangement, outcomes) in arrangements.iter().zip(&mut rounds) {
+            outcomes.push(arrangement.run(options).with_context(|| format!("running {arrangement:?}"))?);
+        }
+    }
+    if options.json {
+        print_json(&arrangements, &rounds);
+    } else {
+        print_table(options, &arrangements, &rounds);
+    }
+    Ok(())
+}
+
+/// One way to set up the pool.
+#[derive(Clone, Copy, Debug)]
+struct Arrangement {
+    backend: Backend,
+    threads: usize,
+    wait: WaitPolicy,
+    promotion: PromotionPolicy,
+    batch: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Backend {
+    Epoll,
+    Rings,
+    Multishot,
+}
+
+/// Each one but the first differs from an earlier one in a single point.
+fn arrangements() -> Vec<Arrangement> {
+    let base = Arrangement {
+        backend: Backend::Epoll,
+        threads: 2,
+        wait: WaitPolicy::Park,
+        promotion: PromotionPolicy::Lazy,
+        batch: 32,
+    };
+    let strict = Arrangement { promotion: PromotionPolicy::Strict, ..base };
+    let spin = Arrangement { wait: WaitPolicy::Spin, ..strict };
+    let alone = Arrangement { threads: 1, ..base };
+    let alone_spin = Arrangement { wait: WaitPolicy::Spin, ..alone };
+    let mut all = vec![
+        base,
+        Arrangement { batch: 1, ..base },
+        Arrangement { batch: 8, ..base },
+        Arrangement { batch: 64, ..base },
+        strict,
+        Arrangement { batch: 1, ..strict },
+        spin,
+        Arrangement { promotion: PromotionPolicy::Lazy, ..spin },
+        alone,
+        alone_spin,
+    ];
+    if probe::probe().is_ok() {
+        all.extend([
+            Arrangement { backend: Backend::Rings, ..base },
+            Arrangement { backend: Backend::Rings, ..strict },
+            Arrangement { backend: Backend::Rings, ..spin },
+            Arrangement { backend: Backend::Multishot, ..alone },
+            Arrangement { backend: Backend::Multishot, ..alone_spin },
+        ]);
+    }
+    all
+}
+
+impl Arrangement {
+    fn name(&self) -> String {
+        let Self { backend, threads, wait, promotion, batch } = self;
+        let promotion = if *threads == 1 { String::new() } else { format!(" {promotion:?}") };
+        format!("{backend:?} T={threads} {wait:?}{promotion} batch {batch}").to_lowercase()
+    }
+
+    fn run(&self, options: &TurnOptions) -> Result<Outcome> {
+        match self.backend {
+            Backend::Epoll => self.run_on(EpollSet::new()?, options),
+            Backend::Rings => self.run_on(RingSet::new(probe::probe()?)?, options),
+            Backend::Multishot => self.run_on(MultishotSet::new(MultishotSet::BUFFERS)?, options),
+        }
+    }
+
+    fn run_on<S: HandleSet + 'static>(&self, set: S, options: &TurnOptions) -> Result<Outcome> {
+        let received = Arc::new(AtomicU64::new(0));
+        let open = |_| open_receive(&ReceiveOptions::new(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0), None));
+        let sockets = (0..options.sockets).map(open).collect::<Result<Vec<_>, _>>()?;
+        let senders = sockets.iter().map(connect_to).collect::<Result<Vec<_>>>()?;
+        let watched =
+            sockets.iter().map(|socket| socket.as_fd().try_clone_to_owned()).collect::<Result<Vec<_>, _>>()?;
+        let probe = |socket| Probe { socket, received: received.clone(), work_ns: options.work_ns };
+        let handlers = sockets.into_iter().map(probe).collect();
+        let threads: Arc<Mutex<Vec<i32>>> = Arc::default();
+        let histograms: Arc<Mutex<Histogram<u64>>> = Arc::new(Mutex::new(Histogram::new(3)?));
+        let thread = |index: usize| ThreadConfig { core: options.cores.get(index).copied(), fifo_priority: None };
+        let config = DispatchConfig {
+            threads: (0..self.threads).map(thread).collect(),
+            wait: self.wait,
+            promotion: Some(self.promotion),
+            batch_events_max: self.batch,
+            ..DispatchConfig::default()
+        };
+        let local = {
+            let (threads, histograms) = (threads.clone(), histograms.clone());
+            move |_| {
+                threads.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(thread_id());
+                Local::new(histograms.clone())
+            }
+        };
+        let pool: Pool<S, Probe> = Pool::start(&config, Arc::new(set), handlers, local)?;
+        for (channel, socket) in (0..).zip(&watched) {
+            pool.add(socket.as_fd(), Handle { channel: ChannelIndex(channel), line: Line::A })?;
+        }
+        let threads = threads.lock().map_err(|_| anyhow::anyhow!("a thread panicked"))?.clone();
+        let before = Usage::of(&threads)?;
+        send(&senders, options)?;
+        // What was dropped will never come: the count standing still ends the run too.
+        let (mut last, mut changed) = (received.load(Relaxed), Instant::now());
+        while last < options.packets && changed.elapsed() < Duration::from_millis(200) {
+            std::thread::yield_now();
+            if received.load(Relaxed) != last {
+                (last, changed) = (received.load(Relaxed), Instant::now());
+            }
+        }
+        let after = Usage::of(&threads)?;
+        let counts = pool.gauges().counts;
+        anyhow::ensure!(counts.failures == 0 && pool.fault().is_none(), "the pool failed: {:?}", pool.fault());
+        drop(pool.shutdown());
+        let histogram = histograms.lock().map_err(|_| anyhow::anyhow!("a thread panicked"))?;
+        let packets = last.max(1) as f64;
+        Ok(Outcome {
+            on_core_ns: (after.on_core_ns - before.on_core_ns) as f64 / packets,
+            switches: (after.switches - before.switches) as f64 / packets,
+            p50_us: histogram.value_at_quantile(0.5) as f64 / 1e3,
+            p99_us: histogram.value_at_quantile(0.99) as f64 / 1e3,
+            lost: options.packets.saturating_sub(last),
+            counts,
+        })
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Outcome {
+    on_core_ns: f64,
+    switches: f64,
+    p50_us: f64,
+    p99_us: f64,
+    lost: u64,
+    counts: Counts,
+}
+
+/// A channel that looks at its packets for a given time.
+struct Probe {
+    socket: ReceiveSocket,
+    received: Arc<AtomicU64>,
+    work_ns: u64,
+}
+
+/// One thread's buffers; its latencies are added to all others' when it ends.
+struct Local {
+    batch: ReceiveBatch,
+    latency_ns: Histogram<u64>,
+    all: Arc<Mutex<Histogram<u64>>>,
+}
+
+impl Local {
+    fn new(all: Arc<Mutex<Histogram<u64>>>) -> Self {
+        let latency_ns = all.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        let batch = ReceiveBatch::new(ReceiveBatch::PACKETS_MAX, ReceiveBatch::DATAGRAM_BYTES_MAX);
+        Self { batch, latency_ns, all }
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        let mut all = self.all.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // Both were made alike, so one holds what the other does.
+        let _added = all.add(&self.latency_ns);
+    }
+}
+
+impl Probe {
+    fn take(&mut self, local: &mut Local) -> usize {
+        let taken = local.batch.len();
+        if taken == 0 {
+            return 0;
+        }
+        let now = unix_now();
+        for datagram in local.batch.iter() {
+            if let Some(ns) = datagram.ts_recv.and_then(|stamp| now.since(stamp)) {
+                local.latency_ns.saturating_record(ns);
+            }
+            let until = mono_now().plus(self.work_ns);
+            while mono_now() < until {
+                std::hint::spin_loop();
+            }
+        }
+        local.batch.clear();
+        self.received.fetch_add(taken as u64, Relaxed);
+        taken
+    }
+}
+
+impl ChannelHandler for Probe {
+    type Local = Local;
+    type Message = ();
+
+    fn on_ready<I: ThreadIo>(
+        &mut self,
+        _lines: LineSet,
+        _quota: usize,
+        context: &mut TurnContext<'_, I, Local>,
+    ) -> Result<Progress, Failure> {
+        let sockets = [(Line::A, self.socket.raw())];
+        let more = context.io.receive(&sockets, &mut context.local.batch).map_err(|_| Failure("cannot receive"))?;
+        Ok(Progress { packets: self.take(context.local), more })
+    }
+
+    fn on_lent<I: ThreadIo>(
+        &mut self,
+        handle: Handle,
+        context: &mut TurnContext<'_, I, Local>,
+    ) -> Result<Progress, Failure> {
+        let mut progress = Progress::default();
+        loop {
+            context.io.lent(handle, &mut context.local.batch);
+            match self.take(context.local) {
+                0 => return Ok(progress),
+                packets => progress.packets += packets,
+            }
+        }
+    }
+
+    fn on_deadline<I: ThreadIo>(
+        &mut self,
+        _now: MonoNs,
+        _context: &mut TurnContext<'_, I, Local>,
+    ) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn on_message<I: ThreadIo>(&mut self, (): (), _context: &mut TurnContext<'_, I, Local>) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn next_deadline(&self) -> Option<MonoNs> {
+        None
+    }
+
+    fn lines(&self) -> LineSet {
+        LineSet(1)
+    }
+
+    fn on_failed(&mut self, _reason: &FailReason) {}
+}
+
+/// What the kernel counted of some threads.
+struct Usage {
+    on_core_ns: u64,
+    switches: u64,
+}
+
+impl Usage {
+    fn of(threads: &[i32]) -> Result<Self> {
+        let mut usage = Self { on_core_ns: 0, switches: 0 };
+        for thread in threads {
+            let schedstat = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat"))?;
+            let on_core_ns = schedstat.split_whitespace().next().context("an empty schedstat")?;
+            usage.on_core_ns += on_core_ns.parse::<u64>()?;
+            usage.switches += SwitchCounts::of(*thread)?.voluntary;
+        }
+        Ok(usage)
+    }
+}
+
+fn connect_to(socket: &ReceiveSocket) -> Result<UdpSocket> {
+    let sender = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    sender.connect(socket.local_address()?)?;
+    Ok(sender)
+}
+
+/// Bursts at absolute times.
+fn send(senders: &[UdpSocket], options: &TurnOptions) -> Result<()> {
+    let start = mono_now();
+    let payload = [0_u8; 120];
+    let mut sockets = senders.iter().cycle();
+    for packet in 0..options.packets {
+        if packet % options.burst == 0 {
+            let at = start.plus(packet * 1_000_000_000 / options.rate);
+            while mono_now() < at {
+                std::hint::spin_loop();
+            }
+        }
+        sockets.next().context("no sockets")?.send(&payload)?;
+    }
+    Ok(())
+}
+
+fn print_table(options: &TurnOptions, arrangements: &[Arrangement], rounds: &[Vec<Outcome>]) {
+    println!(
+        "{} packets at {}/s in bursts of {} over {} sockets, {} ns of work each, cores {:?}, {} rounds; medians",
+        options.packets, options.rate, options.burst, options.sockets, options.work_ns, options.cores, options.rounds
+    );
+    println!(
+        "{:<38} {:>8} {:>22} {:>9} {:>8} {:>8} {:>9} {:>9} {:>6}",
+        "", "cpu ns", "ratio", "switches", "p50 us", "p99 us", "pkt/turn", "promoted", "lost"
+    );
+    for (arrangement, outcomes) in arrangements.iter().zip(rounds) {
+        let cpu = |outcome: &Outcome| outcome.on_core_ns;
+        let ratio = spread(outcomes.iter().zip(&rounds[0]).map(|(one, base)| one.on_core_ns / base.on_core_ns));
+        println!(
+            "{:<38} {:>8.0} {:>8.2} ({:.2} to {:.2}) {:>9.3} {:>8.1} {:>8.1} {:>9.2} {:>9.3} {:>6}",
+            arrangement.name(),
+            median(outcomes, cpu),
+            ratio[1],
+            ratio[0],
+            ratio[2],
+            median(outcomes, |outcome| outcome.switches),
+            median(outcomes, |outcome| outcome.p50_us),
+            median(outcomes, |outcome| outcome.p99_us),
+            median(outcomes, |outcome| outcome.counts.packets as f64 / outcome.counts.turns.max(1) as f64),
+            median(outcomes, |outcome| outcome.counts.promotions as f64 / outcome.counts.packets.max(1) as f64),
+            outcomes.iter().map(|outcome| outcome.lost).sum::<u64>(),
+        );
+    }
+}
+
+fn print_json(arrangements: &[Arrangement], rounds: &[Vec<Outcome>]) {
+    let of = |(arrangement, outcomes): (&Arrangement, &Vec<Outcome>)| {
+        let ratio = spread(outcomes.iter().zip(&rounds[0]).map(|(one, base)| one.on_core_ns / base.on_core_ns));
+        json!({
+            "arrangement": arrangement.name(),
+            "on_core_ns_per_packet": median(outcomes, |outcome| outcome.on_core_ns),
+            "ratio_min_median_max": ratio,
+            "voluntary_switches_per_packet": median(outcomes, |outcome| outcome.switches),
+            "p50_us": median(outcomes, |outcome| outcome.p50_us),
+            "p99_us": median(outcomes, |outcome| outcome.p99_us),
+            "lost": outcomes.iter().map(|outcome| outcome.lost).sum::<u64>(),
+        })
+    };
+    println!("{}", json!({ "turn": arrangements.iter().zip(rounds).map(of).collect::<Vec<_>>() }));
+}
+
+fn median(outcomes: &[Outcome], of: impl Fn(&Outcome) -> f64) -> f64 {
+    spread(outcomes.iter().map(of))[1]
+}
+
+/// Least, median, greatest.
+fn spread(values: impl Iterator<Item = f64>) -> [f64; 3] {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let at = |index: usize| values.get(index).copied().unwrap_or(f64::NAN);
+    [at(0), at(values.len() / 2), at(values.len().saturating_sub(1))]
+}
