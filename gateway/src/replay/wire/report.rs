@@ -52,8 +52,8 @@ pub struct Lateness {
 
 impl Timing {
     pub(super) fn new() -> Self {
-        // Grows as needed; three digits are to be had for any range.
-        let late_ns = Histogram::new(3).unwrap_or_else(|_| unreachable!("three digits are allowed"));
+        let late_ns = Histogram::new_with_max(LATE_NS_MAX, 3)
+            .unwrap_or_else(|error| unreachable!("the bounds are constants that are allowed: {error}"));
         Self { packets: 0, bytes: 0, late_ns }
     }
 
@@ -127,6 +127,9 @@ impl WireSummary {
     }
 }
 
+/// Lateness is told up to there: a day.
+const LATE_NS_MAX: u64 = 86_400_000_000_000;
+
 fn microseconds(ns: u64) -> String {
     format!("{}.{:01}", ns / 1_000, ns % 1_000 / 100)
 }
@@ -140,11 +143,14 @@ mod tests {
         let mut timing = Timing::new();
         timing.sent(100, None);
         assert_eq!(timing.summary(1, 1_000_000_000, &[], false).lateness, None);
-        timing.sent(50, Some(1_500));
-        let summary = timing.summary(1, 2_000_000_000, &[], false);
-        assert_eq!((summary.packets, summary.bytes, summary.packets_per_second), (2, 150, 1.0));
-        assert_eq!(summary.lateness.unwrap().max_ns, 1_500);
-        assert!(summary.to_table().contains("max 1.5 us"));
+        timing.sent(25, Some(1_500));
+        timing.sent(25, Some(60_000_000_000));
+        let summary = timing.summary(1, 3_000_000_000, &[], false);
+        assert_eq!((summary.packets, summary.bytes, summary.packets_per_second), (3, 150, 1.0));
+        let lateness = summary.lateness.unwrap();
+        assert!((1_500..1_510).contains(&lateness.p50_ns), "{lateness:?}");
+        assert!((60_000_000_000..60_100_000_000).contains(&lateness.max_ns), "a minute is told as a minute");
+        assert!(summary.to_table().contains("p50 1.5"));
         assert!(!summary.to_json().contains('\n'));
     }
 }
