@@ -2,7 +2,8 @@
 //!
 //! Answers which backend `io = "auto"` takes. One thread does everything, so nothing but the calls themselves is
 //! timed: datagrams are sent first (loopback delivers them before the send returns), then the backend's turn is timed.
-//! All backends take their turn in every round; reported are the medians of the rounds and their ratio to epoll's.
+//! All backends take their turn in every round; reported are the medians of the rounds, each the median of its turns (on
+//! a shared machine the mean is that of the interruptions), and the median of the rounds' ratios to epoll.
 //!
 //! `cargo bench -p mdgw-bench --bench net`
 #![allow(clippy::print_stdout, missing_docs, reason = "a bench prints what it measured")]
@@ -72,13 +73,13 @@ fn measure<S: HandleSet>(set: &S, ready: &[(usize, usize)], turns: usize) -> Vec
         events: Vec::with_capacity(64),
         batch: ReceiveBatch::new(ReceiveBatch::PACKETS_MAX, ReceiveBatch::DATAGRAM_BYTES_MAX),
     };
-    (0..10).for_each(|_| drop(turn.take(&feeds)));
+    (0..10).for_each(|_| _ = turn.take(&feeds));
     let mut results = Vec::new();
     let begun = Instant::now();
-    (0..turns).for_each(|_| drop(turn.take(&feeds)));
+    (0..turns).for_each(|_| _ = turn.take(&feeds));
     results.push(("turn, nothing ready".to_owned(), ns_each(begun, turns)));
     for &(packets, lines) in ready {
-        let mut total = 0.0;
+        let mut samples = Vec::with_capacity(turns);
         for number in 0..turns {
             let channel = &feeds[number % CHANNELS];
             for _ in 0..packets {
@@ -86,14 +87,14 @@ fn measure<S: HandleSet>(set: &S, ready: &[(usize, usize)], turns: usize) -> Vec
             }
             let begun = Instant::now();
             let mut received = turn.take(&feeds);
-            total += ns_each(begun, 1);
+            samples.push(ns_each(begun, packets * lines));
             // What a look without waiting did not bring yet belongs to this turn too, and is rare.
             while received < packets * lines {
                 received += turn.take(&feeds);
             }
         }
         let name = format!("turn, {packets} datagrams on {lines} lines, for each");
-        results.push((name, total / (turns * packets * lines) as f64));
+        results.push((name, median(samples.into_iter())));
     }
     for packets in [1, 8] {
         results.push((format!("send of {packets}, for each packet"), send(&mut turn.io, packets, turns)));
@@ -152,7 +153,7 @@ fn send(io: &mut impl ThreadIo, packets: usize, turns: usize) -> f64 {
     let socket: Arc<OwnedFd> = Arc::new(feed.sender.try_clone().expect("descriptor").into());
     let mut buffers = SendBuffers::new(Outputs::new(vec![Output { socket, destination: None }]));
     let (body, mut bytes) = ([0; 136], [0; 256]);
-    let mut total = 0.0;
+    let mut samples = Vec::with_capacity(turns);
     for _ in 0..turns {
         let mut batch = buffers.begin();
         for _ in 0..packets {
@@ -160,10 +161,10 @@ fn send(io: &mut impl ThreadIo, packets: usize, turns: usize) -> f64 {
         }
         let begun = Instant::now();
         assert_eq!(io.send(&batch).expect("sent"), packets);
-        total += ns_each(begun, packets);
+        samples.push(ns_each(begun, packets));
         while feed.receiver.recv(&mut bytes).is_ok() {}
     }
-    total / turns as f64
+    median(samples.into_iter())
 }
 
 /// A receiving socket on loopback and one that sends to it.
