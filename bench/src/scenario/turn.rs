@@ -166,7 +166,8 @@ impl Arrangement {
         let probe = |socket| Probe { socket, received: received.clone(), work_ns: options.work_ns };
         let handlers = sockets.into_iter().map(probe).collect();
         let threads: Arc<Mutex<Vec<i32>>> = Arc::default();
-        let histograms: Arc<Mutex<Histogram<u64>>> = Arc::new(Mutex::new(Histogram::new(3)?));
+        let histograms: Arc<Mutex<Histogram<u64>>> =
+            Arc::new(Mutex::new(Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3)?));
         let thread = |index: usize| ThreadConfig { core: options.cores.get(index).copied(), fifo_priority: None };
         let config = DispatchConfig {
             threads: (0..self.threads).map(thread).collect(),
@@ -223,6 +224,9 @@ struct Outcome {
     lost: u64,
     counts: Counts,
 }
+
+/// Latencies beyond that count as that.
+const LATENCY_NS_MAX: u64 = 10_000_000_000;
 
 /// A channel that looks at its packets for a given time.
 struct Probe {
