@@ -9,6 +9,7 @@ use crate::{
         store::{HashStore, WindowStore},
     },
     drop_reason::{DropCounts, DropReason},
+    edge::TsRecv,
     frame::{FrameFlags, FrameKind, FrameMeta, FrameSink, GapBody, StateBody},
     identity::{ChannelId, Feed, Line, Sequence, Session},
     time::{MonoNs, TradingDate, UnixNs},
@@ -165,6 +166,8 @@ pub struct ChannelConfig {
     /// Take packets that nobody numbered in the order in which they come. For files of messages that were wrapped into
     /// packets without a session; on a wire such packets are refused.
     pub accept_unsequenced: bool,
+    /// Whether frames carry their receive times.
+    pub ts_recv: TsRecv,
     /// The numbering that was current when the gateway last ran.
     pub resume: Option<Numbering>,
 }
@@ -193,6 +196,7 @@ impl ChannelConfig {
             order_store: OrderStoreKind::default(),
             instrument_numbers: Vec::new(),
             accept_unsequenced: false,
+            ts_recv: TsRecv::default(),
             resume: None,
         }
     }
@@ -496,11 +500,12 @@ impl<C: Core> StraightLine<C> {
 
     /// Lets the arbiter work and handles what it delivers, in order.
     fn arbitrate<S: FrameSink>(&mut self, sink: &mut S, work: impl FnOnce(&mut Arbiter, &mut dyn FnMut(Delivery<'_>))) {
-        let Self { arbiter, core, counters, drops, evidence, .. } = self;
+        let Self { config, arbiter, core, counters, drops, evidence, .. } = self;
+        let ts_recv_wanted = config.ts_recv;
         work(arbiter, &mut |delivery| match delivery {
             Delivery::Packet { first, from, until, block, ts_recv, send_time, .. } => {
                 sink.arbitrated();
-                let mut process = Process { core, counters, drops, evidence };
+                let mut process = Process { core, counters, drops, evidence, ts_recv: ts_recv_wanted };
                 process.packet(first, from, until, block, ts_recv, send_time, sink);
                 sink.settled(until);
             }
@@ -577,6 +582,7 @@ struct Process<'c, C> {
     counters: &'c mut ChannelCounters,
     drops: &'c mut DropCounts,
     evidence: &'c mut EvidenceRing,
+    ts_recv: TsRecv,
 }
 
 impl<C: Core> Process<'_, C> {
@@ -635,13 +641,17 @@ impl<C: Core> Process<'_, C> {
         }
         self.counters.frames += 1;
         self.counters.records += u64::from(records.count());
+        let (ts_recv, ts_in_delta_ns) = match self.ts_recv {
+            TsRecv::Capture => (ts_recv, delta_ns(ts_recv, send_time.map_or(applied.ts_event, |sent| sent.0))),
+            TsRecv::None => (UnixNs::UNDEFINED, 0),
+        };
         let meta = FrameMeta {
             sequence,
             next: sequence.plus(1),
             kind: FrameKind::Message,
             flags: if applied.suspect { FrameFlags::SUSPECT } else { FrameFlags::default() },
             ts_recv: ts_recv.0,
-            ts_in_delta_ns: delta_ns(ts_recv, send_time.map_or(applied.ts_event, |sent| sent.0)),
+            ts_in_delta_ns,
         };
         sink.frame(&meta, records.count(), records.bytes());
     }

@@ -63,15 +63,18 @@ impl Edge {
         if FrameFlags(header.flags).contains(FrameFlags::SUSPECT) {
             flags |= dbn::flags::MAYBE_BAD_BOOK;
         }
-        // Within a channel receive times never run backwards; one that would is raised and says so.
-        let ts_recv = header.ts_recv.get().max(self.ts_recv_last);
-        if self.ts_recv == TsRecv::Capture {
-            if ts_recv != header.ts_recv.get() {
+        let told = header.ts_recv.get();
+        let mut local = None;
+        // A gateway that runs without receive times says so in the frame.
+        if self.ts_recv == TsRecv::Capture && told != dbn::UNDEF_TIMESTAMP {
+            // Within a channel receive times never run backwards; one that would is raised and says so.
+            let ts_recv = told.max(self.ts_recv_last);
+            if ts_recv != told {
                 flags |= dbn::flags::BAD_TS_RECV;
             }
             self.ts_recv_last = ts_recv;
+            local = Some((ts_recv, header.ts_in_delta_ns.get()));
         }
-        let local = (self.ts_recv == TsRecv::Capture).then(|| (ts_recv, header.ts_in_delta_ns.get()));
 
         let mut rest = body;
         while let Some(bytes) = first_record(rest) {

@@ -4,8 +4,11 @@
 //! go to standard error as one line: `mdgw: <act> <object>: <cause>`.
 
 mod check;
+mod logging;
 mod replay;
 mod report;
+mod run;
+mod sim;
 
 use std::{
     io::{self, Write},
@@ -20,6 +23,8 @@ pub fn run() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Check(args) => check::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Run(args) => run::run(&args),
+        Command::Sim(args) => sim::run(&args),
         Command::Report(args) => report::run(&args),
     };
     match outcome {
@@ -48,6 +53,10 @@ enum Command {
     Check(check::Args),
     /// Play captures and day files: to the wire, or straight into the pipeline.
     Replay(replay::Args),
+    /// Run a configuration until SIGTERM or SIGINT; SIGHUP reads again what may change.
+    Run(run::Args),
+    /// Play an exchange: a capture or a made-up Nasdaq day, on lines that lose packets.
+    Sim(sim::Args),
     /// Show latency logs: a table, percentile curves, a timeline.
     Report(report::Args),
 }

@@ -10,7 +10,11 @@ mod wiring;
 
 use std::{path::PathBuf, sync::Arc};
 
-use mdgw_feeds::identity::{ChannelId, Epoch};
+use mdgw_feeds::{
+    edge::TsRecv,
+    identity::{ChannelId, Epoch},
+    time::TradingDate,
+};
 use thiserror::Error;
 
 pub use self::report::{ChannelReport, GatewayReport, LineReport};
@@ -45,6 +49,15 @@ struct PoolOfChannels {
     pool: Box<dyn RunningPool>,
     /// In the order of their indices in the pool.
     channels: Vec<(ChannelId, String)>,
+}
+
+/// What the command line says over the configuration, for rehearsals.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Overrides {
+    /// Trading date of all channels.
+    pub date: Option<TradingDate>,
+    /// Whether frames carry their receive times.
+    pub ts_recv: TsRecv,
 }
 
 /// Why a gateway did not start.
@@ -100,9 +113,9 @@ impl Gateway {
     ///
     /// # Errors
     /// The first thing that can't be had. Nothing is left running then.
-    pub fn start(config: &Resolved) -> Result<Self, GatewayError> {
+    pub fn start(config: &Resolved, overrides: Overrides) -> Result<Self, GatewayError> {
         let registry = Arc::new(Registry::default());
-        let mut wiring = Wiring::new(config, &registry)?;
+        let mut wiring = Wiring::new(config, overrides, &registry)?;
         let epoch = wiring.epoch();
         let mut pools = Vec::new();
         for (number, pool) in config.pools.iter().enumerate() {

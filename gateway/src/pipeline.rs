@@ -338,9 +338,16 @@ impl ChannelHandler for ChannelPipeline {
         handle: Handle,
         context: &mut TurnContext<'_, I, PipelineLocal>,
     ) -> Result<Progress, Failure> {
-        context.local.batch.clear();
-        context.io.lent(handle, &mut context.local.batch);
-        Ok(Progress { packets: self.carry(context), more: LineSet::default() })
+        let mut packets = 0;
+        loop {
+            // Clearing the batch gives its buffers back.
+            context.local.batch.clear();
+            context.io.lent(handle, &mut context.local.batch);
+            if context.local.batch.is_empty() {
+                return Ok(Progress { packets, more: LineSet::default() });
+            }
+            packets += self.carry(context);
+        }
     }
 
     fn on_deadline<I: ThreadIo>(

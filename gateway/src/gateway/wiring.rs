@@ -16,7 +16,7 @@ use mdgw_publog::{Keeper, LogOptions, Retention};
 use socket2::Socket;
 
 use super::{
-    GatewayError, PoolOfChannels,
+    GatewayError, Overrides, PoolOfChannels,
     cold::{ColdParts, ColdThreads},
     pool::PoolOf,
 };
@@ -36,7 +36,7 @@ use crate::{
         epoll::EpollSet,
         handle_set::{ChannelIndex, Handle, HandleSet},
         probe::{self, Backend, Waiting},
-        ring::RingSet,
+        ring::{MultishotSet, RingSet},
         sockets::{Membership, OutputOptions, ReceiveOptions, SourceFilter, open_output, open_receive},
     },
     observe::{
@@ -56,6 +56,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Wiring<'c> {
     config: &'c Resolved,
+    overrides: Overrides,
     registry: &'c Registry,
     state: StateFile,
     epoch: Epoch,
@@ -70,7 +71,11 @@ pub(super) struct Wiring<'c> {
 }
 
 impl<'c> Wiring<'c> {
-    pub(super) fn new(config: &'c Resolved, registry: &'c Registry) -> Result<Self, GatewayError> {
+    pub(super) fn new(
+        config: &'c Resolved,
+        overrides: Overrides,
+        registry: &'c Registry,
+    ) -> Result<Self, GatewayError> {
         let mut state = StateFile::open(&config.gateway.state_file)?;
         let epoch = state.next_epoch(config.gateway.node, None)?;
         let outputs = config
@@ -87,6 +92,7 @@ impl<'c> Wiring<'c> {
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
             config,
+            overrides,
             registry,
             state,
             epoch,
@@ -126,7 +132,10 @@ impl<'c> Wiring<'c> {
         let running = match probe::choose(pool.io.into(), pool.threads.count(), waiting)? {
             Backend::Epoll => self.start_on(EpollSet::new().map_err(io("make an epoll set"))?, pool, pipelines)?,
             Backend::Ring(wait) => self.start_on(RingSet::new(wait).map_err(io("make rings"))?, pool, pipelines)?,
-            Backend::Multishot => self.start_on(EpollSet::new().map_err(io("make an epoll set"))?, pool, pipelines)?,
+            Backend::Multishot => {
+                let set = MultishotSet::new(MultishotSet::BUFFERS).map_err(io("make a multishot ring"))?;
+                self.start_on(set, pool, pipelines)?
+            }
         };
         let channels = setups.iter().map(|setup| (setup.id, setup.name.clone())).collect();
         Ok(Some(PoolOfChannels { pool: running, channels }))
@@ -182,6 +191,8 @@ impl<'c> Wiring<'c> {
         let output = self.config.outputs.iter().find(|output| output.groups.contains(&setup.group));
         let mut config = setup.channel_config();
         config.resume = self.state.numbering(setup.id);
+        config.date = self.overrides.date.or(config.date);
+        config.ts_recv = self.overrides.ts_recv;
         // Nobody outside can choose order ids that collide.
         config.books.order_hash_seed = RandomState::new().hash_one(setup.id.0);
 

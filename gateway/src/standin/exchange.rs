@@ -243,6 +243,7 @@ impl Player {
             };
             let target_ns = pacer.target_ns(packet.time_ns).unwrap_or_else(|| mono_now().0);
             self.arrive_until(target_ns);
+            self.wait_until(target_ns);
             self.play(&packet, target_ns);
         }
         self.close();
@@ -264,7 +265,7 @@ impl Player {
         });
     }
 
-    /// Waits until `target_ns` and sends what arrives until then, each copy at its own time.
+    /// Sends what arrives until `target_ns`, each copy at its own time.
     fn arrive_until(&mut self, target_ns: u64) {
         while let Some(Reverse((due_ns, ..))) = self.due.peek()
             && *due_ns <= target_ns
@@ -275,7 +276,6 @@ impl Player {
             }
             self.send(line, &bytes);
         }
-        self.wait_until(target_ns);
     }
 
     /// Whether the exchange was stopped meanwhile.
@@ -301,7 +301,7 @@ impl Player {
             due.push(Reverse((now_ns + skew_ns, *number, line, Arc::clone(bytes))));
             *number += 1;
         });
-        self.arrive_until(u64::MAX - 1);
+        self.arrive_until(u64::MAX);
         for _ in 0..CLOSING_HEARTBEATS {
             let Some(heartbeat) = self.source.closing_packet() else { return };
             for line in 0..self.outputs.len() {
