@@ -1,5 +1,6 @@
 //! One channel from datagram to records: what the gateway, the offline replay and the bench drive.
 
+use dbn::enums::rtype;
 use zerocopy::IntoBytes;
 
 use crate::{
@@ -99,6 +100,22 @@ impl SchemaSet {
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::NAMES.into_iter().find(|(_, known)| *known == name).map(|(schema, _)| schema)
+    }
+
+    /// The schema whose records have that type number.
+    #[must_use]
+    pub fn of_rtype(number: u8) -> Option<Self> {
+        match number {
+            rtype::MBO => Some(Self::MBO),
+            rtype::MBP_0 => Some(Self::TRADES),
+            rtype::MBP_1 => Some(Self::MBP_1),
+            rtype::MBP_10 => Some(Self::MBP_10),
+            rtype::STATUS => Some(Self::STATUS),
+            rtype::INSTRUMENT_DEF => Some(Self::DEFINITION),
+            rtype::IMBALANCE => Some(Self::IMBALANCE),
+            rtype::STATISTICS => Some(Self::STATISTICS),
+            _ => None,
+        }
     }
 
     /// Both sets together.

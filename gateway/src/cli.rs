@@ -4,11 +4,13 @@
 //! go to standard error as one line: `mdgw: <act> <object>: <cause>`.
 
 mod check;
+mod demo;
 mod logging;
 mod replay;
 mod report;
 mod run;
 mod sim;
+mod tail;
 
 use std::{
     io::{self, Write},
@@ -22,9 +24,11 @@ use clap::{Parser, Subcommand};
 pub fn run() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Check(args) => check::run(&args),
+        Command::Demo(args) => demo::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Sim(args) => sim::run(&args),
+        Command::Tail(args) => tail::run(&args),
         Command::Report(args) => report::run(&args),
     };
     match outcome {
@@ -51,19 +55,22 @@ struct Cli {
 enum Command {
     /// Explain what a configuration would run, or what is wrong with it.
     Check(check::Args),
+    /// Show the whole line at work on loopback: exchange, gateway, subscriber; no configuration, no root.
+    Demo(demo::Args),
     /// Play captures and day files: to the wire, or straight into the pipeline.
     Replay(replay::Args),
     /// Run a configuration until SIGTERM or SIGINT; SIGHUP reads again what may change.
     Run(run::Args),
     /// Play an exchange: a capture or a made-up Nasdaq day, on lines that lose packets.
     Sim(sim::Args),
+    /// Receive what a gateway publishes: print it or write it to a DBN file.
+    Tail(tail::Args),
     /// Show latency logs: a table, percentile curves, a timeline.
     Report(report::Args),
 }
 
 /// How a subcommand ended that could do its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(dead_code, reason = "checks and comparisons answer no; replay never does")]
 enum Outcome {
     /// Done; where there was a question, the answer is yes.
     Done,

@@ -6,6 +6,7 @@ pub mod capture_file;
 pub mod cli;
 pub mod config;
 pub mod dbn_file;
+pub mod demo;
 pub mod engine;
 pub mod fence;
 pub mod gateway;

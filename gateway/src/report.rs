@@ -8,7 +8,7 @@ pub mod hgrm;
 pub mod html;
 pub mod json;
 mod log;
-mod quantity;
+pub(crate) mod quantity;
 mod summary;
 pub mod table;
 

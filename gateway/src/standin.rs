@@ -5,5 +5,6 @@ pub mod exchange;
 mod history;
 pub mod itch_generator;
 pub mod random;
+pub mod reference;
 mod request_server;
 mod source;

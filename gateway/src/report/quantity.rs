@@ -10,7 +10,7 @@ pub(super) const QUANTILES: [(f64, &str); 5] =
 
 /// A latency with three significant digits and its unit.
 #[derive(Clone, Copy)]
-pub(super) struct Latency(pub(super) u64);
+pub(crate) struct Latency(pub(crate) u64);
 
 impl fmt::Display for Latency {
     #[allow(clippy::cast_precision_loss, reason = "shown with three digits")]

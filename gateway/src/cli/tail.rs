@@ -1,0 +1,299 @@
+//! `mdgw tail`: receives what a gateway publishes.
+
+use std::{
+    fmt::Write as _,
+    net::{Ipv4Addr, SocketAddrV4},
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use dbn::{
+    decode::{DecodeRecordRef as _, dbn::RecordDecoder},
+    encode::EncodeRecordRef as _,
+};
+use mdgw_feeds::{
+    channel::SchemaSet,
+    edge::Handed,
+    identity::{ChannelId, GroupId},
+    time::TradingDate,
+};
+use mdgw_subscriber::{Item, LineAddress, Output, ReceiverConfig, RecordEdges, Start, Subscriber, SubscriberConfig};
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    flag,
+};
+
+use super::{Outcome, print, run::TsRecvArg, warn};
+use crate::dbn_file::{DbnFileOptions, DbnFileWriter};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  mdgw tail --line 239.255.77.10:31000 --interface 127.0.0.1 --retransmission 127.0.0.1:31100
+  mdgw tail --line 239.1.1.1:31000 --line 239.1.1.2:31000 --interface 10.1.0.7 --schema mbo -o today.dbn.zst")]
+pub(super) struct Args {
+    /// Output line of the gateway (address:port); once for each.
+    #[arg(long = "line", required = true, value_name = "ADDR:PORT")]
+    lines: Vec<SocketAddrV4>,
+    /// Address of the interface to join on.
+    #[arg(long, default_value = "0.0.0.0", value_name = "ADDR")]
+    interface: Ipv4Addr,
+    /// The gateway's retransmission service.
+    #[arg(long, value_name = "ADDR:PORT")]
+    retransmission: Option<SocketAddrV4>,
+    /// Group to receive.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    group: u16,
+    /// Channels to receive; all by default.
+    #[arg(long, value_delimiter = ',', value_name = "N")]
+    channel: Vec<u16>,
+    /// Only these schemas: mbo, mbp-1, mbp-10, trades, status, definition, imbalance, statistics.
+    #[arg(long, value_delimiter = ',', value_parser = parse_schema, value_name = "SCHEMA")]
+    schema: Vec<SchemaSet>,
+    /// Only sessions of this trading date (YYYY-MM-DD).
+    #[arg(long, value_name = "DATE")]
+    date: Option<TradingDate>,
+    /// Receive time of the records: the gateway's, or none, which makes the output a function of the feed alone.
+    #[arg(long, value_enum, default_value = "capture")]
+    ts_recv: TsRecvArg,
+    /// Begin with what is published now instead of the oldest that the gateway still holds.
+    #[arg(long)]
+    from_now: bool,
+    /// Write a DBN file, compressed if it ends in .zst; - is standard output. Without it records are printed.
+    #[arg(short, long, value_name = "OUT.dbn[.zst]")]
+    out: Option<PathBuf>,
+    /// Print records as JSON, one on a line.
+    #[arg(long, conflicts_with = "out")]
+    json: bool,
+    /// End after so many records.
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// End when nothing new has come for so long after the first record.
+    #[arg(long, value_name = "S")]
+    exit_idle_s: Option<f64>,
+    /// End when every channel's session has ended.
+    #[arg(long)]
+    until_ended: bool,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        flag::register(signal, Arc::clone(&stop)).context("catch signals")?;
+    }
+    let mut config =
+        SubscriberConfig::new(args.lines.iter().map(|address| LineAddress::new(*address, args.interface)).collect());
+    config.service = args.retransmission;
+    config.receiver = ReceiverConfig {
+        group: GroupId(args.group),
+        channels: args.channel.iter().copied().map(ChannelId).collect(),
+        start: if args.from_now { Start::Now } else { Start::Oldest },
+        ..ReceiverConfig::default()
+    };
+    let mut subscriber = Subscriber::open(config).context("subscribe")?;
+    let mut tail = Tail::new(args)?;
+    let mut last_new = Instant::now();
+    let mut seen = 0;
+    while !stop.load(Ordering::Relaxed) && !tail.is_complete(args) {
+        subscriber.poll(POLL, &mut |output| tail.take(&output)).context("receive")?;
+        tail.check()?;
+        if tail.items != seen {
+            (seen, last_new) = (tail.items, Instant::now());
+        }
+        let idle = args.exit_idle_s.filter(|_| seen > 0).map(Duration::from_secs_f64);
+        if idle.is_some_and(|idle| last_new.elapsed() >= idle) {
+            break;
+        }
+    }
+    subscriber.finish(&mut |output| tail.take(&output));
+    tail.finish()
+}
+
+fn parse_schema(text: &str) -> Result<SchemaSet, String> {
+    SchemaSet::from_name(text).ok_or_else(|| {
+        let names: Vec<_> = SchemaSet::NAMES.iter().map(|(_, name)| *name).collect();
+        format!("expected one of {}", names.join(", "))
+    })
+}
+
+/// How long a wait may last before the ends are looked for.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Where records go.
+#[derive(Debug)]
+struct Tail {
+    edges: RecordEdges,
+    schemas: Option<SchemaSet>,
+    date: Option<TradingDate>,
+    writer: Option<DbnFileWriter>,
+    is_json: bool,
+    /// Everything that came, to tell silence from activity.
+    items: u64,
+    records: u64,
+    gaps: u64,
+    lost: u64,
+    /// Sessions under way and ended, by channel.
+    under_way: Vec<(ChannelId, bool)>,
+    failure: Option<anyhow::Error>,
+}
+
+impl Tail {
+    fn new(args: &Args) -> anyhow::Result<Self> {
+        let schemas = args.schema.iter().copied().reduce(SchemaSet::with);
+        let schema = match args.schema.as_slice() {
+            [only] => SchemaSet::NAMES.iter().find(|(known, _)| known == only).and_then(|(_, name)| name.parse().ok()),
+            _ => None,
+        };
+        let writer = args
+            .out
+            .as_ref()
+            .map(|path| {
+                DbnFileWriter::create(path, DbnFileOptions { dataset: String::new(), schema })
+                    .with_context(|| format!("write {}", path.display()))
+            })
+            .transpose()?;
+        Ok(Self {
+            edges: RecordEdges::new(args.ts_recv.into()),
+            schemas,
+            date: args.date,
+            writer,
+            is_json: args.json,
+            items: 0,
+            records: 0,
+            gaps: 0,
+            lost: 0,
+            under_way: Vec::new(),
+            failure: None,
+        })
+    }
+
+    fn take(&mut self, output: &Output<'_>) {
+        self.items += 1;
+        if self.failure.is_none()
+            && let Err(error) = self.try_take(output)
+        {
+            self.failure = Some(error);
+        }
+    }
+
+    fn try_take(&mut self, output: &Output<'_>) -> anyhow::Result<()> {
+        if self.date.is_some_and(|date| date != output.session.date) {
+            return Ok(());
+        }
+        match output.item {
+            Item::Session => {
+                self.set_under_way(output.channel, true);
+                if let Some(writer) = &mut self.writer {
+                    writer.set_dataset(output.session.feed.dataset());
+                }
+                self.note(&format!("channel {}: session {}", output.channel.0, output.session))
+            }
+            Item::EndOfSession => {
+                self.set_under_way(output.channel, false);
+                self.note(&format!("channel {}: session {} has ended", output.channel.0, output.session))
+            }
+            Item::Gap(gap) => {
+                self.gaps += gap.count();
+                let text = format!("gap [{}, {}): the venue's lines did not bring it", gap.first().0, gap.next().0);
+                self.note(&format!("channel {}: {text}", output.channel.0))
+            }
+            Item::Lost(gap) => {
+                self.lost += gap.count();
+                let text = format!("lost [{}, {}) on the way from the gateway", gap.first().0, gap.next().0);
+                self.note(&format!("channel {}: {text}", output.channel.0))
+            }
+            Item::State(state) => self.note(&format!("channel {}: {state:?}", output.channel.0)),
+            Item::Message { .. } | Item::Definition { .. } | Item::Snapshot { .. } => self.records_of(output),
+        }
+    }
+
+    fn records_of(&mut self, output: &Output<'_>) -> anyhow::Result<()> {
+        // Definitions told again at a late start name instruments; as records they stand at their own place.
+        let is_again = matches!(output.item, Item::Definition { .. });
+        let Self { edges, writer, schemas, records, is_json, .. } = self;
+        let mut outcome = Ok(());
+        edges.deliver(output, |handed| {
+            if outcome.is_err() {
+                return;
+            }
+            match handed {
+                Handed::Mapping { id, symbol } => {
+                    if let Some(writer) = writer {
+                        writer.mapping(symbol, id, output.session.date);
+                    }
+                }
+                Handed::Record { rtype, bytes } => {
+                    let schema = SchemaSet::of_rtype(rtype);
+                    let is_wanted = schema.is_some_and(|schema| schemas.is_none_or(|wanted| wanted.contains(schema)));
+                    if !is_wanted || is_again {
+                        return;
+                    }
+                    *records += 1;
+                    outcome = match writer {
+                        Some(writer) => writer.record(bytes).context("write records"),
+                        None => show(bytes, *is_json),
+                    };
+                }
+            }
+        });
+        outcome
+    }
+
+    fn set_under_way(&mut self, channel: ChannelId, is_under_way: bool) {
+        match self.under_way.iter_mut().find(|(known, _)| *known == channel) {
+            Some((_, state)) => *state = is_under_way,
+            None => self.under_way.push((channel, is_under_way)),
+        }
+    }
+
+    /// What isn't a record goes where it can't get between them.
+    #[allow(clippy::unnecessary_wraps, reason = "one arm among others that can fail")]
+    fn note(&self, text: &str) -> anyhow::Result<()> {
+        warn(text);
+        Ok(())
+    }
+
+    fn is_complete(&self, args: &Args) -> bool {
+        let has_ended = !self.under_way.is_empty() && self.under_way.iter().all(|(_, is_under_way)| !is_under_way);
+        (args.until_ended && has_ended) || args.count.is_some_and(|count| self.records >= count)
+    }
+
+    fn check(&mut self) -> anyhow::Result<()> {
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    fn finish(mut self) -> anyhow::Result<Outcome> {
+        self.check()?;
+        if let Some(writer) = self.writer.take() {
+            let written = writer.finish().context("finish the DBN file")?;
+            warn(&format!("wrote {} records of {} instruments", written.record_count, written.symbol_count));
+        }
+        if self.lost > 0 {
+            bail!("{} messages were lost on the way from the gateway", self.lost);
+        }
+        // A gap of the venue's is told in the stream; the answer to "all of it?" is no.
+        Ok(if self.gaps > 0 { Outcome::No } else { Outcome::Done })
+    }
+}
+
+/// One record for people, or as JSON.
+fn show(record: &[u8], is_json: bool) -> anyhow::Result<()> {
+    let mut decoder = RecordDecoder::new(record);
+    let Some(record) = decoder.decode_record_ref().context("read a record")? else { return Ok(()) };
+    let mut text = String::new();
+    if is_json {
+        let mut bytes = Vec::new();
+        dbn::encode::json::Encoder::new(&mut bytes, false, true, true)
+            .encode_record_ref(record)
+            .context("write a record as JSON")?;
+        text = String::from_utf8(bytes).context("write a record as JSON")?;
+    } else {
+        writeln!(text, "{:?}", record.as_enum().context("read a record")?)?;
+    }
+    print(&text)
+}
