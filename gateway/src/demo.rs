@@ -191,7 +191,13 @@ fn config_text(options: &DemoOptions, feed: Feed, places: &Places, scratch: &Pat
     let Places { line_a, line_b, output, requests, retransmission } = places;
     let recovery =
         if feed.is_by_order() { format!("[channel.recovery]\nserver = \"{requests}\"\n") } else { String::new() };
-    let limits = if feed.is_by_order() { "orders_max = 1000000\nlevels_max = 500000\n" } else { "" };
+    // The exchange shares this machine with everything else, so it may stand still for longer than a venue would. Where
+    // there is nobody to ask, the other copy gets the time that it may take then.
+    let limits = if feed.is_by_order() {
+        "orders_max = 1000000\nlevels_max = 500000\n"
+    } else {
+        "gap_timeout_us = 500000\nwindow_packets = 16384\n"
+    };
     let state = toml_text(&scratch.join("state.json"));
     let log = toml_text(&scratch.join("log"));
     let latency = toml_text(&options.directory);

@@ -113,6 +113,12 @@ fn table(report: &DemoReport) -> anyhow::Result<String> {
     }
     row("requests", format!("{} asked, {} answered", channel.requests, report.exchange.requests.answered))?;
     row("gaps declared", format!("{} ({} messages)", channel.counters.gaps, channel.counters.gap_messages))?;
+    for (reason, count) in channel.drops.iter().filter(|(reason, _)| !reason.is_expected()) {
+        row("refused", format!("{count}: {}", reason.name().replace('_', " ")))?;
+    }
+    if report.gateway.kernel_drops > 0 {
+        row("dropped by the kernel", format!("{} datagrams, for want of room", report.gateway.kernel_drops))?;
+    }
     row("published", format!("{} records in {} packets", channel.counters.records, channel.published.packets))?;
     let received = &report.received;
     row("received", format!("{} records of {} messages", received.records, received.messages))?;

@@ -148,13 +148,14 @@ impl ReceiveBatch {
         true
     }
 
-    /// Reads a socket without blocking until it is short or there is no more room. True: it may hold more.
+    /// Reads a socket without blocking until it is short, `packets_max` have come or there is no more room. True: it
+    /// may hold more.
     ///
     /// # Errors
     /// As `recvmmsg`, other than "nothing there".
-    pub(in crate::net) fn receive_many(&mut self, line: Line, socket: RawFd) -> io::Result<bool> {
+    pub(in crate::net) fn receive_many(&mut self, line: Line, socket: RawFd, packets_max: usize) -> io::Result<bool> {
         let Some(row) = self.first_free_row() else { return Ok(true) };
-        let asked = self.rows_side_by_side();
+        let asked = self.rows_side_by_side().min(u16::try_from(packets_max).unwrap_or(u16::MAX));
         let headers = self.rows.headers.at(usize::from(row));
         // SAFETY: recvmmsg(2) reads and writes `asked` headers from `headers` on and, through them, the memory that
         // `Rows` wired to them. They are rows `row..row + asked`, all of them free, so no reference into them exists.
@@ -394,21 +395,21 @@ mod tests {
         for bytes in [&b"one"[..], b"", b"three is too long", b"four", b"five"] {
             sender.send(bytes).unwrap();
         }
-        assert!(batch.receive_many(Line::B, receiver.as_raw_fd()).unwrap(), "full: there may be more");
+        assert!(batch.receive_many(Line::B, receiver.as_raw_fd(), usize::MAX).unwrap(), "full: there may be more");
         let seen: Vec<_> = batch.iter().map(|datagram| (datagram.bytes.to_vec(), datagram.truncated)).collect();
         let expected = [(&b"one"[..], false), (b"", false), (b"three is", true), (b"four", false)];
         assert_eq!(seen, expected.map(|(bytes, cut)| (bytes.to_vec(), cut)));
         assert!(batch.iter().all(|datagram| datagram.line == Line::B));
         assert!(batch.iter().all(|datagram| sender.local_addr().unwrap() == datagram.source.into()));
         assert_eq!((batch.len(), batch.room(), batch.is_empty()), (4, 0, false));
-        assert!(batch.receive_many(Line::B, receiver.as_raw_fd()).unwrap(), "no room: there may be more");
+        assert!(batch.receive_many(Line::B, receiver.as_raw_fd(), usize::MAX).unwrap(), "no room: there may be more");
 
         batch.clear();
         assert!(batch.get(0).is_none());
-        assert!(!batch.receive_many(Line::B, receiver.as_raw_fd()).unwrap(), "short: drained");
+        assert!(!batch.receive_many(Line::B, receiver.as_raw_fd(), usize::MAX).unwrap(), "short: drained");
         assert_eq!(batch.get(0).unwrap().bytes, b"five");
         assert!(!batch.get(0).unwrap().truncated, "the flag of the last use is gone");
-        assert!(!batch.receive_many(Line::B, receiver.as_raw_fd()).unwrap(), "nothing there is no error");
+        assert!(!batch.receive_many(Line::B, receiver.as_raw_fd(), usize::MAX).unwrap(), "nothing there is no error");
     }
 
     #[test]
