@@ -3,6 +3,7 @@
 //! Start: state file and epoch → logs → sockets → pools → sockets into the handle sets. Stop: the other way round, so
 //! that nothing is handed over to what is gone already.
 
+mod alarms;
 mod cold;
 mod pool;
 mod report;
@@ -18,7 +19,7 @@ use mdgw_feeds::{
 use thiserror::Error;
 
 pub use self::report::{ChannelReport, GatewayReport, LineReport};
-use self::{cold::ColdThreads, pool::RunningPool, wiring::Wiring};
+use self::{alarms::Alarms, cold::ColdThreads, pool::RunningPool, wiring::Wiring};
 use crate::{
     config::Resolved,
     engine::{
@@ -42,6 +43,7 @@ pub struct Gateway {
     registry: Arc<Registry>,
     latency: LatencyThread,
     cold: ColdThreads,
+    alarms: Alarms,
 }
 
 #[derive(Debug)]
@@ -134,7 +136,7 @@ impl Gateway {
         }
         let (latency, cold) = wiring.start_cold_threads()?;
         tracing::info!(epoch = epoch.count(), channels = config.channels.len(), pools = pools.len(), "gateway runs");
-        Ok(Self { epoch, pools, registry, latency, cold })
+        Ok(Self { epoch, pools, registry, latency, cold, alarms: Alarms::default() })
     }
 
     /// The epoch under which it publishes.
@@ -174,6 +176,14 @@ impl Gateway {
     #[must_use]
     pub fn fault(&self) -> Option<String> {
         self.pools.iter().find_map(|pool| pool.pool.fault())
+    }
+
+    /// Logs what has become worth a look since the last call. To be called once a second or so; the names of the alarms
+    /// are those of the pages in `ops/runbooks`.
+    pub fn log_alarms(&mut self) {
+        let readings = self.registry.read();
+        let failed: Vec<_> = self.failed().map(|(channel, reason)| (channel.to_owned(), reason.to_string())).collect();
+        self.alarms.look(&readings, &failed);
     }
 
     /// What may change while it runs: see [`Resolved::diff_reloadable`].

@@ -120,7 +120,8 @@ impl PipelineLocal {
 }
 
 /// Counters of a channel that other threads can read while it runs, in the order in which they are registered.
-pub const COUNTERS: [&str; 16] = [
+/// `state` is the number of its [`ChannelState`], `lines_silent` has one bit for each line whose alarm is raised.
+pub const COUNTERS: [&str; 17] = [
     "state",
     "datagrams",
     "messages",
@@ -137,6 +138,7 @@ pub const COUNTERS: [&str; 16] = [
     "packets_sent",
     "sends_refused",
     "log_entries_lost",
+    "lines_silent",
 ];
 
 impl ChannelPipeline {
@@ -283,6 +285,11 @@ impl ChannelPipeline {
         let drops = self.drops.unexpected() + channel.drops().unexpected() + arbiter_drops.unexpected();
         let expected = channel.position().map_or(0, |(_, expected)| expected.0);
         let sent = self.publisher.counts();
+        let lines = self.lines.iter().map(|line| line.line);
+        // One bit for each line whose alarm is raised.
+        let silent = lines
+            .filter(|line| channel.line_statistics(*line).silent)
+            .fold(0, |silent, line| silent | 1_u64 << (line.0 & 7));
         let values = [
             channel.state() as u64,
             counters.datagrams,
@@ -300,8 +307,9 @@ impl ChannelPipeline {
             sent.packets,
             sent.refused + sent.errors,
             sent.overruns,
+            silent,
         ];
-        const { assert!(COUNTERS.len() == 16) };
+        const { assert!(COUNTERS.len() == 17) };
         for (place, value) in values.into_iter().enumerate() {
             self.counters.set(place, value);
         }

@@ -1,6 +1,10 @@
 //! `mdgw run`: a configuration, until it is told to end.
 
-use std::{fmt::Write as _, path::PathBuf};
+use std::{
+    fmt::Write as _,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context as _;
 use mdgw_feeds::{edge::TsRecv, time::TradingDate};
@@ -55,14 +59,25 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     // Before anything runs that a signal would leave half done.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("catch signals")?;
     let overrides = Overrides { date: args.date, ts_recv: args.ts_recv.into() };
-    let gateway = Gateway::start(&config, overrides).with_context(|| format!("start {}", args.config.display()))?;
-    for signal in signals.forever() {
-        if signal != SIGHUP {
-            break;
+    let mut gateway = Gateway::start(&config, overrides).with_context(|| format!("start {}", args.config.display()))?;
+    let mut looked = Instant::now();
+    let fault = 'running: loop {
+        for signal in signals.pending() {
+            if signal != SIGHUP {
+                break 'running None;
+            }
+            reload(args, &mut config, &gateway, &level);
         }
-        reload(args, &mut config, &gateway, &level);
-    }
-    let fault = gateway.fault();
+        if let Some(fault) = gateway.fault() {
+            break Some(fault);
+        }
+        if looked.elapsed() >= ALARM_INTERVAL {
+            gateway.log_alarms();
+            looked = Instant::now();
+        }
+        std::thread::sleep(SIGNAL_INTERVAL);
+    };
+    gateway.log_alarms();
     let report = gateway.stop().context("stop")?;
     print(&summary(&report)?)?;
     if let Some(fault) = fault {
@@ -70,6 +85,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
     Ok(Outcome::Done)
 }
+
+/// How soon a signal is acted on.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
+/// How often alarms are looked for.
+const ALARM_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Puts in force what may change while the gateway runs; anything else is refused and named.
 fn reload(args: &Args, config: &mut Resolved, gateway: &Gateway, level: &LevelHandle) {

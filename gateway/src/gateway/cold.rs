@@ -26,7 +26,7 @@ use crate::{
     },
     net::{
         drops::SocketDrops,
-        sockets::{Membership, MembershipWatch},
+        sockets::{MembershipWatch, Watched},
     },
     retransmit::{RetransmissionService, ServedChannel},
     state_file::{StateError, StateFile},
@@ -39,7 +39,7 @@ pub(super) struct ColdParts<'c> {
     pub(super) state: StateFile,
     pub(super) numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
     pub(super) keepers: Vec<Keeper>,
-    pub(super) memberships: Vec<Membership>,
+    pub(super) watched: Watched,
     pub(super) drops: SocketDrops,
     pub(super) served: Vec<ServedChannel>,
 }
@@ -56,13 +56,13 @@ pub(super) struct ColdThreads {
 
 impl ColdThreads {
     pub(super) fn start(parts: ColdParts<'_>) -> Result<Self, GatewayError> {
-        let ColdParts { config, state, numberings, keepers, memberships, drops, served } = parts;
+        let ColdParts { config, state, numberings, keepers, watched, drops, served } = parts;
         let stop = Arc::new(AtomicBool::new(false));
         let kernel_drops = Arc::new(Mutex::new(BTreeMap::new()));
-        let memberships = if memberships.is_empty() {
+        let memberships = if watched.memberships.is_empty() && watched.egresses.is_empty() {
             None
         } else {
-            let watch = MembershipWatch::start(memberships, MembershipWatch::INTERVAL);
+            let watch = MembershipWatch::start(watched, MembershipWatch::INTERVAL);
             Some(watch.map_err(GatewayError::io("watch memberships"))?)
         };
         let chores = Chores { state, numberings, keepers, drops, kernel_drops: Arc::clone(&kernel_drops) };

@@ -37,7 +37,7 @@ use crate::{
         handle_set::{ChannelIndex, Handle, HandleSet},
         probe::{self, Backend, Waiting},
         ring::{MultishotSet, RingSet},
-        sockets::{Membership, OutputOptions, ReceiveOptions, SourceFilter, open_output, open_receive},
+        sockets::{Egress, OutputOptions, ReceiveOptions, SourceFilter, Watched, open_output, open_receive},
     },
     observe::{
         counters::Registry,
@@ -64,7 +64,7 @@ pub(super) struct Wiring<'c> {
     outputs: Arc<Outputs>,
     numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
     keepers: Vec<Keeper>,
-    memberships: Vec<Membership>,
+    watched: Watched,
     drops: SocketDrops,
     stages: Vec<ThreadStages>,
     served: Vec<ServedChannel>,
@@ -82,14 +82,14 @@ impl<'c> Wiring<'c> {
             .outputs
             .iter()
             .flat_map(|output| &output.lines)
-            .map(|line| {
-                open_output(&OutputOptions {
-                    ttl: u8::try_from(line.ttl).unwrap_or(u8::MAX),
-                    loopback: line.loopback,
-                    ..OutputOptions::new(line.address, Some(line.interface.clone()))
-                })
+            .map(|line| OutputOptions {
+                ttl: u8::try_from(line.ttl).unwrap_or(u8::MAX),
+                loopback: line.loopback,
+                ..OutputOptions::new(line.address, Some(line.interface.clone()))
             })
+            .map(|options| open_output(&options).map(|output| (Egress::of(&options, &output), output)))
             .collect::<Result<Vec<_>, _>>()?;
+        let (egresses, outputs): (Vec<_>, Vec<_>) = outputs.into_iter().unzip();
         Ok(Self {
             config,
             overrides,
@@ -101,7 +101,7 @@ impl<'c> Wiring<'c> {
             // A channel has one numbering at a time and the cold thread comes by every few milliseconds.
             numberings: Arc::new(ArrayQueue::new(4 * config.channels.len().max(1))),
             keepers: Vec::new(),
-            memberships: Vec::new(),
+            watched: Watched { memberships: Vec::new(), egresses: egresses.into_iter().flatten().collect() },
             drops: SocketDrops::default(),
             stages: Vec::new(),
             served: Vec::new(),
@@ -275,7 +275,7 @@ impl<'c> Wiring<'c> {
             options.receive_buffer_bytes = line.receive_buffer_bytes;
             options.busy_poll_us = line.busy_poll_us;
             let socket = open_receive(&options)?;
-            self.memberships.extend(socket.membership());
+            self.watched.memberships.extend(socket.membership());
             lines.push(LineSocket { line: line.line, socket, filter: SourceFilter::new(&line.sources) });
         }
         Ok(lines)
@@ -298,7 +298,7 @@ impl<'c> Wiring<'c> {
             state: self.state,
             numberings: self.numberings,
             keepers: self.keepers,
-            memberships: self.memberships,
+            watched: self.watched,
             drops: self.drops,
             served: self.served,
         })?;
