@@ -28,6 +28,8 @@ enum Scenario {
     Decode(Options),
     /// Decoding and books, against a plain book of `HashMap` and `BTreeMap`; final books are compared.
     Book(Options),
+    /// The whole line in replay, a capture of both lines to the publication log, against the plain book alone.
+    Line(Options),
     /// One pass of one variant, for counting instructions; see `bench/instructions`.
     Once {
         /// What to run.
@@ -69,6 +71,7 @@ fn main() -> Result<()> {
     match Cli::parse().scenario {
         Scenario::Decode(options) => scenario::decode::run(&options),
         Scenario::Book(options) => scenario::book::run(&options),
+        Scenario::Line(options) => scenario::line::run(&options),
         Scenario::Once { variant, options } => scenario::once::run(variant, &options),
         Scenario::Turn(options) => scenario::turn::run(&options),
     }

@@ -1,0 +1,249 @@
+//! What does the whole line cost in replay, against a plain book alone?
+//!
+//! A capture of both lines, in the page cache → containers → arbitration → decode → books → records → publication log,
+//! on one core. Each variant leaves off the last stage of the one after it, so the differences are the stages' shares.
+
+use std::{
+    fs::File,
+    io::BufWriter,
+    net::{Ipv4Addr, SocketAddrV4},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use mdgw::{
+    capture_file::{CaptureFile, CapturedDatagram, OpenOptions, PcapWriter},
+    publish::LogSink,
+    sys::clock::unix_now,
+};
+use mdgw_feeds::{
+    arbiter::{Arbiter, ArbiterConfig, Arrival, Delivery},
+    channel::{Channel, ChannelConfig, Datagram, SchemaSet},
+    frame::{FrameMeta, FrameSink},
+    identity::{ChannelId, Feed, Line, Sequence, Session},
+    time::{MonoNs, TradingDate, UnixNs},
+    transport::{
+        Transport,
+        moldudp64::{MoldUdp64, PacketWriter},
+    },
+};
+use mdgw_publog::LogOptions;
+use serde_json::json;
+
+use super::book::{LIMITS, run_reference};
+use crate::{Options, input::Day, reference::ReferenceBooks, report::Rounds};
+
+const REFERENCE: &str = "reference";
+const READ: &str = "read";
+const ARBITRATE: &str = "+ arbitrate";
+const BOOK: &str = "+ decode and book";
+const NORMALISE: &str = "+ normalise";
+const LOG: &str = "+ log: the whole line";
+const NAMES: [&str; 6] = [REFERENCE, READ, ARBITRATE, BOOK, NORMALISE, LOG];
+const TARGETS: [(&str, f64); 1] = [(LOG, 1.0)];
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let day = Day::load(options)?;
+    let directory = tempfile::Builder::new().prefix("mdgw-bench-line").tempdir_in("/dev/shm")?;
+    let capture = directory.path().join("both-lines.pcap");
+    write_capture(&day, &capture).with_context(|| format!("write {}", capture.display()))?;
+    let mut rounds = Rounds::new(&NAMES, day.message_count);
+    let mut channel = Channel::new(config(SchemaSet::default()));
+    let mut records = 0;
+    for _ in 0..options.rounds {
+        let mut reference = ReferenceBooks::new();
+        rounds.time(REFERENCE, || run_reference(&mut reference, &day));
+        ensure!(reference.faults == 0, "the reference found faults in a valid day");
+        drop(reference);
+        let datagrams = rounds.time(READ, || walk(&capture, |_, _| {}))?;
+        ensure!(datagrams == 2 * day.packet_ends.len() as u64, "each packet comes on two lines");
+        let messages = rounds.time(ARBITRATE, || arbitrate(&capture))?;
+        ensure!(messages == day.message_count, "arbitration lets each message through once");
+        for (name, schemas) in [(BOOK, SchemaSet(0)), (NORMALISE, SchemaSet::default_for(Feed::NasdaqItch))] {
+            // Memory is touched before the session, as the gateway does it.
+            channel = Channel::new(config(schemas));
+            rounds.time(name, || carry(&capture, &mut channel, &mut Discard))?;
+            check(name, &channel, &day)?;
+        }
+        let (written, log) = with_log(directory.path(), |sink| {
+            channel = Channel::new(config(SchemaSet::default_for(Feed::NasdaqItch)));
+            rounds.time(LOG, || carry(&capture, &mut channel, sink))
+        })?;
+        written?;
+        check(LOG, &channel, &day)?;
+        ensure!(log == channel.counters().records, "{log} records logged of {}", channel.counters().records);
+        records = log;
+    }
+    if options.json {
+        let result = json!({
+            "scenario": "line",
+            "messages": day.message_count,
+            "packets_per_line": day.packet_ends.len(),
+            "records": records,
+            "variants": rounds.to_json(),
+        });
+        println!("{result}");
+        return Ok(());
+    }
+    println!(
+        "line: {} messages in {} packets on each of two lines, {records} records, {} rounds",
+        day.message_count,
+        day.packet_ends.len(),
+        options.rounds
+    );
+    rounds.print(&TARGETS);
+    let whole = rounds.ns(LOG).median;
+    let mut before = 0.0;
+    for name in &NAMES[1..] {
+        let until = rounds.ns(name).median;
+        println!("share {name:<24} {:>5.1} %", 100.0 * (until - before) / whole);
+        before = until;
+    }
+    Ok(())
+}
+
+fn config(schemas: SchemaSet) -> ChannelConfig {
+    let mut config = ChannelConfig::new(ChannelId(1), Feed::NasdaqItch);
+    config.schemas = schemas;
+    config.books = LIMITS;
+    config.date = TradingDate::from_yyyymmdd(20_190_130);
+    config
+}
+
+/// Both lines in one capture: B a moment behind A, packet by packet.
+fn write_capture(day: &Day, path: &Path) -> Result<()> {
+    let source = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), 30_000);
+    let lines = [1, 2].map(|line| SocketAddrV4::new(Ipv4Addr::new(239, 1, 1, line), 26_477));
+    let mut writer = PcapWriter::new(BufWriter::with_capacity(1 << 20, File::create(path)?))?;
+    let (mut payload, mut next) = (Vec::new(), Sequence(1));
+    for (number, mut block) in day.packets().enumerate() {
+        payload.clear();
+        let mut packet = PacketWriter::begin(&mut payload, *b"MDGWBENCH1", next, PAYLOAD_BYTES_MAX);
+        while let Some(message) = MoldUdp64::next_message(&mut block) {
+            ensure!(packet.push(message), "a packet of the day doesn't fit");
+        }
+        next = next.plus(u64::from(packet.finish()));
+        let time_ns = START_NS + number as u64 * 10_000;
+        writer.datagram(time_ns, source, lines[0], &payload)?;
+        writer.datagram(time_ns + 1_000, source, lines[1], &payload)?;
+    }
+    writer.finish()?;
+    Ok(())
+}
+
+const PAYLOAD_BYTES_MAX: usize = 1_472;
+/// 2019-01-30 14:30 UTC.
+const START_NS: u64 = 1_548_858_600_000_000_000;
+
+/// Every datagram of the capture with its line; how many there were.
+#[inline(never)]
+pub(crate) fn walk(capture: &Path, mut see: impl FnMut(Line, &CapturedDatagram<'_>)) -> Result<u64> {
+    let mut file = CaptureFile::open(capture, &OpenOptions::default())?;
+    let mut count = 0;
+    while let Some(datagram) = file.next_datagram()? {
+        let is_a = matches!(datagram.dst.ip(), std::net::IpAddr::V4(group) if group.octets()[3] == 1);
+        see(if is_a { Line::A } else { Line::B }, &datagram);
+        count += 1;
+    }
+    Ok(count)
+}
+
+#[inline(never)]
+pub(crate) fn arbitrate(capture: &Path) -> Result<u64> {
+    let mut arbiter = Arbiter::new(ArbiterConfig::default());
+    let mut messages = 0;
+    walk(capture, |line, datagram| {
+        let Ok(packet) = MoldUdp64::parse(datagram.payload) else { return };
+        let arrival = Arrival {
+            line,
+            first: packet.first,
+            next: packet.next(),
+            block: packet.messages,
+            ts_recv: UnixNs(datagram.time_ns),
+            send_time: None,
+            now: MonoNs(datagram.time_ns),
+        };
+        let _counted = arbiter.accept(arrival, &mut |delivery| {
+            if let Delivery::Packet { from, until, .. } = delivery {
+                messages += until.0 - from.0;
+            }
+        });
+    })?;
+    Ok(messages)
+}
+
+#[inline(never)]
+pub(crate) fn carry(capture: &Path, channel: &mut Channel, sink: &mut impl Sink) -> Result<u64> {
+    walk(capture, |line, datagram| {
+        sink.begin(datagram.time_ns);
+        let ts_recv = UnixNs(datagram.time_ns);
+        channel.accept(Datagram { line, bytes: datagram.payload, ts_recv }, MonoNs(datagram.time_ns), sink);
+        sink.flush();
+    })
+}
+
+fn check(name: &str, channel: &Channel, day: &Day) -> Result<()> {
+    let counters = channel.counters();
+    ensure!(counters.messages == day.message_count, "{name}: {} messages", counters.messages);
+    ensure!(counters.gaps == 0 && counters.messages_refused == 0, "{name}: gaps or refusals in a whole day");
+    ensure!(channel.book_faults().total() == 0, "{name}: book faults in a valid day");
+    Ok(())
+}
+
+/// A sink with the begin and end of a datagram.
+pub(crate) trait Sink: FrameSink {
+    fn begin(&mut self, _time_ns: u64) {}
+    fn flush(&mut self) {}
+}
+
+/// Takes frames and does nothing with them.
+pub(crate) struct Discard;
+
+impl Sink for Discard {}
+
+impl FrameSink for Discard {
+    fn frame(&mut self, meta: &FrameMeta, _record_count: u16, body: &[u8]) {
+        std::hint::black_box((meta, body));
+    }
+
+    fn settled(&mut self, _next: Sequence) {}
+    fn session(&mut self, _session: Session, _next: Sequence) {}
+    fn end_of_session(&mut self) {}
+}
+
+impl Sink for LogSink {
+    fn begin(&mut self, time_ns: u64) {
+        Self::begin(self, UnixNs(time_ns));
+    }
+
+    fn flush(&mut self) {
+        Self::flush(self);
+    }
+}
+
+/// Runs with a publication log in memory, kept by a cold thread as in the gateway; and the records that it took.
+pub(crate) fn with_log<T>(directory: &Path, run: impl FnOnce(&mut LogSink) -> T) -> Result<(T, u64)> {
+    let directory: PathBuf = directory.join("log");
+    let mut opened = mdgw_publog::open(LogOptions::new(&directory, 1), unix_now().0)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let of_thread = Arc::clone(&stop);
+    let keeper = std::thread::spawn(move || {
+        while !of_thread.load(Ordering::Acquire) {
+            opened.keeper.turn(unix_now().0);
+            std::thread::sleep(Duration::from_micros(500));
+        }
+    });
+    let mut sink = LogSink::new(opened.writer);
+    let result = run(&mut sink);
+    stop.store(true, Ordering::Release);
+    let _joined = keeper.join();
+    let records = sink.counts().records;
+    drop(sink);
+    std::fs::remove_dir_all(&directory)?;
+    Ok((result, records))
+}
