@@ -3,4 +3,7 @@
 pub mod captures;
 pub mod conformance;
 pub mod counting_allocator;
+pub mod feeds;
 pub mod json;
+pub mod process;
+pub mod site;

@@ -1,0 +1,245 @@
+//! The same feed gives the same bytes: offline and over the wire, whole or put together from two damaged lines, at
+//! every number of threads, on either I/O backend.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use mdgw_tests::{
+    captures,
+    feeds::{self, DAMAGE, MIDNIGHT_NS, Packet, SESSION},
+    process::{self, Ended},
+    site::{Site, Wanted, text},
+};
+use tempfile::TempDir;
+
+/// Threads of the pool and its I/O backend.
+const POOLS: [(usize, &str); 6] =
+    [(1, "epoll"), (2, "epoll"), (4, "epoll"), (1, "io_uring"), (2, "io_uring"), (4, "io_uring")];
+
+const ITCH_MESSAGES: u64 = 50_000;
+const DATE: &str = "2019-01-30";
+
+#[test]
+fn itch_offline_is_the_same_from_one_line_and_from_two_damaged_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let packets = itch_packets(1);
+    for schema in ["mbo", "mbp-10", "definition", "status,imbalance,statistics,trades,mbp-1"] {
+        let whole = Offline::of(&[&whole(&folder, &packets)], "nasdaq-itch-5.0", schema);
+        assert!(whole.records() > 0, "{schema}: {}", whole.summary);
+        for seed in 1..=3 {
+            let lines = feeds::write_damaged(folder.path(), &packets, DAMAGE, seed);
+            let damaged = Offline::of(&[&lines[0], &lines[1]], "nasdaq-itch-5.0", schema);
+            damaged.has_filled_gaps();
+            assert_same(&whole.bytes, &damaged.bytes, &format!("{schema}, two lines damaged by seed {seed}"));
+        }
+    }
+}
+
+#[test]
+fn another_day_gives_other_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let [one, other] =
+        [1, 2].map(|seed| Offline::of(&[&whole(&folder, &itch_packets(seed))], "nasdaq-itch-5.0", "mbo").bytes);
+    assert!(one != other, "the comparison sees a difference where there is one");
+}
+
+#[test]
+fn itch_over_the_wire_is_the_same_as_offline_at_every_thread_count_on_either_backend() {
+    let folder = tempfile::tempdir().unwrap();
+    let capture = whole(&folder, &itch_packets(1));
+    for ((threads, io), schema) in POOLS.into_iter().zip(["mbo", "mbo", "mbo,definition,status"].iter().cycle()) {
+        let expected = Offline::of(&[&capture], "nasdaq-itch-5.0", schema);
+        let seed = threads.to_string();
+        let wanted = Wanted { threads, io, ..Wanted::itch() };
+        let played = ["--capture", text(&capture), "--rate", "8000", "--seed", &seed, "--request-server"];
+        let received = over_the_wire(&wanted, schema, &played, &["--until-ended"]);
+        let what = format!("{schema}, {threads} threads, {io}");
+        received.has_been_damaged(&what);
+        assert_same(&expected.bytes, &received.bytes, &what);
+    }
+}
+
+#[test]
+fn a_replay_of_both_captures_to_the_wire_is_the_same_as_offline() {
+    let folder = tempfile::tempdir().unwrap();
+    let packets = itch_packets(3);
+    let expected = Offline::of(&[&whole(&folder, &packets)], "nasdaq-itch-5.0", "mbo");
+    // As captured on two lines of which each lacks something.
+    let lines = feeds::write_damaged(folder.path(), &feeds::spaced(&packets, 150_000), DAMAGE, 4);
+
+    let site = Site::new();
+    let gateway = site.gateway(&Wanted::itch(), &["--date", DATE, "--ts-recv", "none"]);
+    let out = site.path("out.dbn");
+    let tail = site.tail(&["--schema", "mbo", "--ts-recv", "none", "--until-ended", "-o", text(&out)]);
+    let [a, b] = site.lines.map(|line| line.to_string());
+    let to = ["replay", text(&lines[0]), text(&lines[1]), "--to", &a, "--to", &b, "--interface", "127.0.0.1"];
+    let _ = process::run(to).with_code(0);
+    let _ = tail.end().with_code(0);
+    let _ = gateway.end_by(process::Signal::Terminate).with_code(0);
+    assert_same(&expected.bytes, &fs::read(out).unwrap(), "replayed to the wire");
+}
+
+#[test]
+fn tops_is_the_same_offline_from_damaged_lines_and_over_the_wire() {
+    let Some(capture) = iex_capture("tops", "tops-1.6-20170710/TOPS16.pcap.gz") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let packets = feeds::spaced(&feeds::capture_packets(&capture), 10_000);
+    for schema in ["mbp-1", "trades", "status"] {
+        let whole = Offline::of(&[&capture], "iex-tops-1.6", schema);
+        for seed in 1..=3 {
+            let lines = feeds::write_damaged(folder.path(), &packets, DAMAGE, seed);
+            let damaged = Offline::of(&[&lines[0], &lines[1]], "iex-tops-1.6", schema);
+            damaged.has_filled_gaps();
+            assert_same(&whole.bytes, &damaged.bytes, &format!("{schema}, two lines damaged by seed {seed}"));
+        }
+    }
+    let expected = Offline::of(&[&capture], "iex-tops-1.6", "mbp-1");
+    for (threads, io) in [(1, "io_uring"), (2, "epoll"), (4, "io_uring")] {
+        let wanted = Wanted { threads, io, ..Wanted::iex("iex-tops-1.6") };
+        let played = ["--capture", text(&capture), "--rate", "8000", "--never-on-all"];
+        let received = over_the_wire(&wanted, "mbp-1", &played, &["--exit-idle-s", "3"]);
+        let what = format!("mbp-1, {threads} threads, {io}");
+        received.has_been_damaged(&what);
+        assert_same(&expected.bytes, &received.bytes, &what);
+    }
+}
+
+#[test]
+fn deep_is_the_same_offline_from_damaged_lines_and_over_the_wire_with_all_twelve_sessions() {
+    let Some(capture) = iex_capture("deep", "deep-1.0-20170425/DEEP10.pcap.gz") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let whole = Offline::of(&[&capture], "iex-deep-1.0", "mbp-10");
+    assert_eq!(whole.summary["total"]["sessions"], 12, "{}", whole.summary);
+    assert_eq!(whole.summary["total"]["lost_messages"], 0, "{}", whole.summary);
+    let packets = feeds::spaced(&feeds::capture_packets(&capture), 10_000);
+    for seed in 1..=2 {
+        let lines = feeds::write_damaged(folder.path(), &packets, DAMAGE, seed);
+        let damaged = Offline::of(&[&lines[0], &lines[1]], "iex-deep-1.0", "mbp-10");
+        damaged.has_filled_gaps();
+        assert_eq!(damaged.summary["total"]["sessions"], 12, "{}", damaged.summary);
+        assert_same(&whole.bytes, &damaged.bytes, &format!("mbp-10, two lines damaged by seed {seed}"));
+    }
+    let wanted = Wanted { threads: 2, io: "epoll", ..Wanted::iex("iex-deep-1.0") };
+    let whole_capture = folder.path().join("whole.pcap");
+    feeds::write_capture(&whole_capture, feeds::DESTINATIONS[0], &packets);
+    let played = ["--capture", text(&whole_capture), "--rate", "15000", "--never-on-all"];
+    let received = over_the_wire(&wanted, "mbp-10", &played, &["--exit-idle-s", "3"]);
+    received.has_been_damaged("deep");
+    let sessions = received.tail.stderr.lines().filter(|line| line.contains(": session iex-deep-1.0 2017-04-25 #"));
+    assert_eq!(sessions.filter(|line| !line.contains("ended")).count(), 12, "{}", received.tail.stderr);
+    assert_same(&whole.bytes, &received.bytes, "mbp-10 over the wire");
+}
+
+/// What `mdgw replay --offline` made of its files.
+struct Offline {
+    bytes: Vec<u8>,
+    summary: serde_json::Value,
+}
+
+impl Offline {
+    fn of(files: &[&Path], feed: &str, schema: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("out.dbn");
+        let mut arguments = vec!["replay", "--offline"];
+        arguments.extend(files.iter().map(|file| text(file)));
+        arguments.extend(["--feed", feed, "--schema", schema, "--ts-recv", "none", "--json", "-o", text(&out)]);
+        if feed.contains("itch") {
+            arguments.extend(["--date", DATE]);
+        }
+        let ended = process::run(arguments);
+        // The long DEEP capture is cut in its last packet, which is told and changes nothing before.
+        assert!(ended.code == Some(0) || ended.stderr.contains("the file is cut"), "{}", ended.stderr);
+        Self { bytes: fs::read(out).unwrap(), summary: ended.json() }
+    }
+
+    fn records(&self) -> u64 {
+        self.summary["output"]["records"].as_u64().unwrap()
+    }
+
+    /// Both lines were needed, and nothing is missing.
+    fn has_filled_gaps(&self) {
+        assert_eq!(self.summary["total"]["lost_messages"], 0, "{}", self.summary);
+        assert_eq!(self.summary["channels"][0]["lines"].as_array().unwrap().len(), 2, "{}", self.summary);
+        assert!(self.summary["total"]["duplicates"].as_u64().unwrap() > 0, "{}", self.summary);
+    }
+}
+
+/// What a subscriber wrote of a gateway's output.
+struct Received {
+    bytes: Vec<u8>,
+    tail: Ended,
+    gateway_has_recovery: bool,
+    sim: serde_json::Value,
+}
+
+/// Plays a feed on two damaged lines through a gateway to a subscriber. The request server's address follows the last
+/// of the played arguments if that asks for it.
+fn over_the_wire(wanted: &Wanted, schema: &str, played: &[&str], ends: &[&str]) -> Received {
+    let site = Site::new();
+    let mut arguments = vec!["--ts-recv", "none"];
+    if wanted.has_recovery {
+        arguments.extend(["--date", DATE]);
+    }
+    let gateway = site.gateway(wanted, &arguments);
+    let out = site.path("out.dbn");
+    let tail_arguments = ["--schema", schema, "--ts-recv", "none", "-o", text(&out)];
+    let tail = site.tail(&tail_arguments.into_iter().chain(ends.iter().copied()).collect::<Vec<_>>());
+    let server = site.requests.to_string();
+    let mut sim_arguments = played.to_vec();
+    if sim_arguments.last() == Some(&"--request-server") {
+        sim_arguments.push(&server);
+    }
+    sim_arguments.extend(["--loss", "0.05,0.1", "--duplicate", "0.02", "--reorder", "0.02", "--skew-us", "0,30"]);
+    let sim = site.sim(&sim_arguments).end().with_code(0);
+    let tail = tail.end();
+    let gateway = gateway.end_by(process::Signal::Terminate);
+    assert_eq!(tail.code, Some(0), "{}\n{}{}", tail.stderr, gateway.stdout, gateway.stderr);
+    assert_eq!(gateway.code, Some(0), "{}", gateway.stderr);
+    Received { bytes: fs::read(out).unwrap(), tail, gateway_has_recovery: wanted.has_recovery, sim: sim.json() }
+}
+
+impl Received {
+    /// The lines did lose packets, and where both did the venue was asked.
+    fn has_been_damaged(&self, what: &str) {
+        let [packets, copies] = ["packets", "copies"].map(|key| self.sim[key].as_u64().unwrap());
+        assert!(copies < 2 * packets, "{what}: nothing was lost: {}", self.sim);
+        let is_asked = self.gateway_has_recovery;
+        assert_eq!(self.sim["requests_answered"].as_u64().unwrap() > 0, is_asked, "{what}: {}", self.sim);
+    }
+}
+
+fn itch_packets(seed: u64) -> Vec<Packet> {
+    feeds::itch_packets(feeds::itch_day(ITCH_MESSAGES, seed), SESSION, MIDNIGHT_NS)
+}
+
+fn whole(folder: &TempDir, packets: &[Packet]) -> PathBuf {
+    let path = folder.path().join("whole.pcap");
+    feeds::write_capture(&path, feeds::DESTINATIONS[0], packets);
+    path
+}
+
+fn iex_capture(test: &str, name: &str) -> Option<PathBuf> {
+    let path = captures::root(test)?.join("iex").join(name);
+    if path.is_file() {
+        return Some(path);
+    }
+    captures::say(&format!("SKIPPED: {test}: no {}", path.display()));
+    None
+}
+
+/// Compares two DBN files and, where they differ, tells where.
+fn assert_same(expected: &[u8], found: &[u8], what: &str) {
+    if expected == found {
+        return;
+    }
+    let at = expected.iter().zip(found).position(|(one, other)| one != other);
+    let metadata_bytes = expected.get(4..8).map_or(0, |length| 8 + u32::from_le_bytes(length.try_into().unwrap()));
+    panic!(
+        "{what}: {} bytes expected, {} found; they differ from byte {at:?} on (metadata ends at {metadata_bytes})",
+        expected.len(),
+        found.len()
+    );
+}

@@ -1,0 +1,124 @@
+//! What tests play: made-up days and captures, whole or with two damaged lines.
+
+use std::{
+    fs::File,
+    io::BufWriter,
+    net::SocketAddrV4,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use mdgw::{
+    capture_file::{CaptureFile, OpenOptions, PcapWriter},
+    standin::{
+        damage::{DamagedLines, LineDamage, Losses},
+        itch_generator::{ItchDay, ItchGenerator, ItchPackets},
+    },
+};
+
+/// One packet and the moment at which it was sent.
+pub type Packet = (u64, Arc<[u8]>);
+
+/// The session of made-up days, as the exchange's stand-in names it.
+pub const SESSION: [u8; 10] = *b"MDGWSIM001";
+
+/// Where captures say that packets went, line A and line B.
+pub const DESTINATIONS: [&str; 2] = ["233.54.12.111:26477", "233.49.196.111:26477"];
+
+/// A made-up Nasdaq day, the same one as `mdgw sim --messages N --stocks 200 --seed SEED` plays.
+#[must_use]
+pub fn itch_day(messages: u64, seed: u64) -> ItchDay {
+    ItchDay { seed, message_count: messages, stock_count: STOCKS, ..ItchDay::default() }
+}
+
+/// Stocks of [`itch_day`].
+pub const STOCKS: u16 = 200;
+
+/// The packets of a made-up day up to and including the end of its session.
+#[must_use]
+pub fn itch_packets(day: ItchDay, session: [u8; 10], midnight_ns: u64) -> Vec<Packet> {
+    let mut source = ItchPackets::new(ItchGenerator::new(day), session);
+    let mut packets = Vec::new();
+    let mut bytes = Vec::new();
+    let mut last_ns = midnight_ns;
+    while let Some(info) = source.next_packet(&mut bytes) {
+        last_ns = midnight_ns + info.time_ns;
+        packets.push((last_ns, bytes.as_slice().into()));
+    }
+    source.write_end_of_session(&mut bytes);
+    packets.push((last_ns + 1_000, bytes.as_slice().into()));
+    packets
+}
+
+/// 2019-01-30, a date for days that tell none.
+pub const MIDNIGHT_NS: u64 = 1_548_824_400_000_000_000;
+
+/// The packets of a capture, up to where it breaks off.
+///
+/// # Panics
+/// When it can't be opened.
+#[must_use]
+pub fn capture_packets(path: &Path) -> Vec<Packet> {
+    let mut file = CaptureFile::open(path, &OpenOptions::default()).expect("the capture opens");
+    let mut packets = Vec::new();
+    while let Ok(Some(datagram)) = file.next_datagram() {
+        packets.push((datagram.time_ns, datagram.payload.into()));
+    }
+    packets
+}
+
+/// The same packets, so many nanoseconds apart: a capture's own clock may stand for minutes where nothing happened.
+#[must_use]
+pub fn spaced(packets: &[Packet], gap_ns: u64) -> Vec<Packet> {
+    let begin_ns = packets.first().map_or(0, |(time_ns, _)| *time_ns);
+    (0..).zip(packets).map(|(number, (_, bytes))| (begin_ns + number * gap_ns, Arc::clone(bytes))).collect()
+}
+
+/// Writes packets as a capture of one line.
+///
+/// # Panics
+/// When the file can't be written.
+pub fn write_capture(path: &Path, destination: &str, packets: &[Packet]) {
+    let [source, destination] = ["10.0.0.1:40000", destination].map(|text| text.parse::<SocketAddrV4>());
+    let (source, destination) = (source.expect("an address"), destination.expect("an address"));
+    let file = BufWriter::new(File::create(path).expect("a capture can be created"));
+    let mut writer = PcapWriter::new(file).expect("a capture can be begun");
+    for (time_ns, bytes) in packets {
+        writer.datagram(*time_ns, source, destination, bytes).expect("a capture can be written");
+    }
+    writer.finish().expect("a capture can be ended");
+}
+
+/// What two lines make of the packets, each packet still on at least one of them.
+#[must_use]
+pub fn damaged(packets: &[Packet], damage: [LineDamage; 2], seed: u64) -> [Vec<Packet>; 2] {
+    let mut lines = [Vec::new(), Vec::new()];
+    let mut through = DamagedLines::new(&damage, Losses::NeverOnAllLines, seed);
+    let mut now_ns = 0;
+    for (time_ns, bytes) in packets {
+        now_ns = *time_ns;
+        through.pass(bytes, |line, skew_ns, bytes| lines[line].push((now_ns + skew_ns, Arc::clone(bytes))));
+    }
+    through.finish(|line, skew_ns, bytes| lines[line].push((now_ns + skew_ns, Arc::clone(bytes))));
+    lines
+}
+
+/// Writes two damaged copies as captures `a.pcap` and `b.pcap` in the directory; their paths.
+///
+/// # Panics
+/// When they can't be written.
+#[must_use]
+pub fn write_damaged(folder: &Path, packets: &[Packet], damage: [LineDamage; 2], seed: u64) -> [PathBuf; 2] {
+    let lines = damaged(packets, damage, seed);
+    let paths = ["a.pcap", "b.pcap"].map(|name| folder.join(name));
+    for ((path, packets), destination) in paths.iter().zip(&lines).zip(DESTINATIONS) {
+        write_capture(path, destination, packets);
+    }
+    paths
+}
+
+/// The damage that tests do: everything at once, and line B some microseconds later.
+pub const DAMAGE: [LineDamage; 2] = [
+    LineDamage { loss: 0.05, duplicate: 0.02, reorder: 0.02, skew_ns: 0 },
+    LineDamage { loss: 0.10, duplicate: 0.02, reorder: 0.02, skew_ns: 3_000 },
+];

@@ -1,0 +1,274 @@
+//! The program as a user runs it: started, watched line by line, told to end, and never left behind.
+
+use std::{
+    env,
+    ffi::OsStr,
+    fmt::Write as _,
+    io::{BufRead, BufReader, Read},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{Arc, Condvar, Mutex, OnceLock, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// No step of a test takes as long on any machine; whatever takes longer hangs.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// The program under test, built in the profile of the calling test when it isn't up to date.
+///
+/// # Panics
+/// When it can't be built.
+#[must_use]
+pub fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let test = env::current_exe().expect("a test knows its own path");
+        // target/PROFILE/deps/test
+        let profile = test.ancestors().nth(2).expect("tests lie in the deps directory of their profile");
+        let target = profile.parent().expect("a profile's directory lies in the target directory");
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--package", "mdgw", "--bin", "mdgw", "--target-dir"]).arg(target);
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        let built = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
+        assert!(built.success(), "mdgw doesn't build");
+        profile.join("mdgw")
+    })
+}
+
+/// A running `mdgw`. Killed when it is dropped, by a panicking test too.
+#[derive(Debug)]
+pub struct Mdgw {
+    /// The command line, for messages.
+    title: String,
+    child: Child,
+    stdout: Arc<Stream>,
+    stderr: Arc<Stream>,
+}
+
+/// How a process ended and what it said.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// The command line, for messages.
+    pub title: String,
+    /// Exit code; `None`: by a signal.
+    pub code: Option<i32>,
+    /// All of its standard output.
+    pub stdout: String,
+    /// All of its standard error.
+    pub stderr: String,
+}
+
+/// Signals that users send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// Ctrl-C.
+    Interrupt,
+    /// End in order.
+    Terminate,
+    /// Read the configuration again.
+    HangUp,
+    /// Die at once, without a chance to tidy up.
+    Kill,
+}
+
+/// Starts `mdgw` with these arguments.
+///
+/// # Panics
+/// When it can't be started.
+pub fn start<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Mdgw {
+    start_in(Path::new("."), arguments)
+}
+
+/// Starts `mdgw` in that directory.
+///
+/// # Panics
+/// When it can't be started.
+pub fn start_in<A: AsRef<OsStr>>(directory: &Path, arguments: impl IntoIterator<Item = A>) -> Mdgw {
+    let mut command = Command::new(program());
+    command.args(arguments).current_dir(directory).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let title = command.get_args().fold("mdgw".to_owned(), |mut title, argument| {
+        let _ = write!(title, " {}", argument.to_string_lossy());
+        title
+    });
+    let mut child = command.spawn().expect("mdgw starts");
+    let stdout = Stream::read(child.stdout.take().expect("standard output is piped"));
+    let stderr = Stream::read(child.stderr.take().expect("standard error is piped"));
+    Mdgw { title, child, stdout, stderr }
+}
+
+/// Runs `mdgw` to its end.
+///
+/// # Panics
+/// When it can't be started, or hangs.
+pub fn run<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Ended {
+    start(arguments).end()
+}
+
+impl Mdgw {
+    /// Waits until a line of standard error, an earlier one or one to come, contains `text`; returns the line.
+    ///
+    /// # Panics
+    /// When the process ends before, or [`PATIENCE`] does.
+    pub fn says(&self, text: &str) -> String {
+        self.says_again(text, 1)
+    }
+
+    /// Waits until so many lines of standard error contain `text`; returns the last of them.
+    ///
+    /// # Panics
+    /// When the process ends before, or [`PATIENCE`] does.
+    pub fn says_again(&self, text: &str, times: usize) -> String {
+        let found = self.stderr.wait(|lines| {
+            let mut matching = lines.iter().filter(|line| line.contains(text));
+            matching.nth(times.saturating_sub(1)).cloned()
+        });
+        found.unwrap_or_else(|| panic!("{}: never said {text:?}, but\n{}", self.title, self.stderr.text()))
+    }
+
+    /// What it has said on standard error so far.
+    #[must_use]
+    pub fn said(&self) -> String {
+        self.stderr.text()
+    }
+
+    /// Sends a signal.
+    ///
+    /// # Panics
+    /// When the process is gone already.
+    pub fn signal(&self, signal: Signal) {
+        let name = match signal {
+            Signal::Interrupt => "INT",
+            Signal::Terminate => "TERM",
+            Signal::HangUp => "HUP",
+            Signal::Kill => "KILL",
+        };
+        let kill = format!("kill -{name} {}", self.child.id());
+        let sent = Command::new("sh").args(["-c", &kill]).status().expect("a shell runs");
+        assert!(sent.success(), "{}: {kill}", self.title);
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// When it outlasts [`PATIENCE`].
+    pub fn end(self) -> Ended {
+        self.end_within(PATIENCE)
+    }
+
+    /// Waits so long for its end.
+    ///
+    /// # Panics
+    /// When it takes longer.
+    pub fn end_within(mut self, patience: Duration) -> Ended {
+        // Both streams end when the process does; it starts no others that could hold them.
+        let deadline = Instant::now() + patience;
+        for stream in [&self.stdout, &self.stderr] {
+            assert!(stream.wait_end(deadline), "{}: hangs, having said\n{}", self.title, self.stderr.text());
+        }
+        let status = self.child.wait().expect("a child can be waited for");
+        Ended { title: self.title.clone(), code: status.code(), stdout: self.stdout.text(), stderr: self.stderr.text() }
+    }
+
+    /// Sends a signal and waits for the end.
+    ///
+    /// # Panics
+    /// When it outlasts [`PATIENCE`].
+    pub fn end_by(self, signal: Signal) -> Ended {
+        self.signal(signal);
+        self.end()
+    }
+}
+
+impl Drop for Mdgw {
+    fn drop(&mut self) {
+        // Gone already, in most tests.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Ended {
+    /// Itself, if it ended with that code.
+    ///
+    /// # Panics
+    /// When it ended otherwise; with what it said.
+    #[must_use]
+    pub fn with_code(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "{}\n{}{}", self.title, self.stdout, self.stderr);
+        self
+    }
+
+    /// Its standard output as JSON.
+    ///
+    /// # Panics
+    /// When it isn't one line of JSON.
+    #[must_use]
+    pub fn json(&self) -> serde_json::Value {
+        assert_eq!(self.stdout.lines().count(), 1, "{}: not one line\n{}", self.title, self.stdout);
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{}: {error}\n{}", self.title, self.stdout))
+    }
+}
+
+/// What a process writes, line by line, while it runs.
+#[derive(Debug, Default)]
+struct Stream {
+    state: Mutex<StreamState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct StreamState {
+    lines: Vec<String>,
+    has_ended: bool,
+}
+
+impl Stream {
+    fn read(pipe: impl Read + Send + 'static) -> Arc<Self> {
+        let stream = Arc::new(Self::default());
+        let of_thread = Arc::clone(&stream);
+        std::thread::spawn(move || {
+            for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
+                let line = String::from_utf8_lossy(&line).into_owned();
+                of_thread.state.lock().unwrap_or_else(PoisonError::into_inner).lines.push(line);
+                of_thread.changed.notify_all();
+            }
+            of_thread.state.lock().unwrap_or_else(PoisonError::into_inner).has_ended = true;
+            of_thread.changed.notify_all();
+        });
+        stream
+    }
+
+    fn wait<R>(&self, mut find: impl FnMut(&[String]) -> Option<R>) -> Option<R> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(found) = find(&state.lines) {
+                return Some(found);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if state.has_ended || left.is_zero() {
+                return None;
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn wait_end(&self, deadline: Instant) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        while !state.has_ended {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    fn text(&self) -> String {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.lines.iter().fold(String::new(), |text, line| text + line + "\n")
+    }
+}

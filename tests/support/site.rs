@@ -1,0 +1,250 @@
+//! One gateway's surroundings on loopback: addresses that nobody else has, a directory of its own, its configuration.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+use crate::process::{self, Mdgw, PATIENCE};
+
+/// Where everything of one gateway is. Its directory goes when it is dropped.
+#[derive(Debug)]
+pub struct Site {
+    folder: TempDir,
+    /// The venue's lines.
+    pub lines: [SocketAddrV4; 2],
+    /// The published group.
+    pub output: SocketAddrV4,
+    /// The venue's request server.
+    pub requests: SocketAddrV4,
+    /// The gateway's retransmission service.
+    pub retransmission: SocketAddrV4,
+    /// Held so that the kernel gives these ports to nobody else. Groups are another matter: they differ by port.
+    _reserved: Vec<UdpSocket>,
+}
+
+/// What a configuration says beyond its addresses.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Name of the feed.
+    pub feed: &'static str,
+    /// Threads of the pool.
+    pub threads: usize,
+    /// `auto`, `io_uring` or `epoll`.
+    pub io: &'static str,
+    /// More lines of `[[channel]]`.
+    pub channel: String,
+    /// Whether gaps are asked for at the venue.
+    pub has_recovery: bool,
+    /// Networks that the retransmission service answers.
+    pub allowed: &'static str,
+    /// More lines of `[retransmission]`.
+    pub retransmission: String,
+    /// More lines of `[gateway]`.
+    pub gateway: String,
+}
+
+impl Wanted {
+    /// A Nasdaq channel with a request server.
+    #[must_use]
+    pub fn itch() -> Self {
+        Self {
+            feed: "nasdaq-itch-5.0",
+            threads: 2,
+            io: "auto",
+            channel: "orders_max = 262144\nlevels_max = 262144\ngap_timeout_us = 2000\n".to_owned(),
+            has_recovery: true,
+            allowed: "127.0.0.0/8",
+            // Tests ask for a whole day within a second.
+            retransmission: "requests_per_second = 10000\nbytes_per_second = 100000000\n".to_owned(),
+            gateway: String::new(),
+        }
+    }
+
+    /// An IEX channel. There is nobody to ask, so the other line gets the time that a crowded machine takes.
+    #[must_use]
+    pub fn iex(feed: &'static str) -> Self {
+        Self {
+            feed,
+            channel: "gap_timeout_us = 1000000\nwindow_packets = 16384\n".to_owned(),
+            has_recovery: false,
+            ..Self::itch()
+        }
+    }
+}
+
+impl Site {
+    /// Addresses that are free now.
+    ///
+    /// # Panics
+    /// When the machine has none left, or no temporary directory.
+    #[must_use]
+    pub fn new() -> Self {
+        let reserved: Vec<_> = (0..3).map(|_| free()).collect();
+        let [a, b, output] = [0, 1, 2].map(|number| group(port(&reserved[number])));
+        let [requests, retransmission] =
+            [free(), free()].map(|socket| SocketAddrV4::new(Ipv4Addr::LOCALHOST, port(&socket)));
+        Self {
+            folder: tempfile::tempdir().expect("a temporary directory"),
+            lines: [a, b],
+            output,
+            requests,
+            retransmission,
+            _reserved: reserved,
+        }
+    }
+
+    /// A file or a directory of the site.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The configuration's text.
+    #[must_use]
+    pub fn config_text(&self, wanted: &Wanted) -> String {
+        let Wanted { feed, threads, io, channel, has_recovery, allowed, retransmission, gateway } = wanted;
+        let folder = self.folder.path().display();
+        let mut text = format!(
+            "[gateway]\nstate_file = \"{folder}/state.json\"\nlog_dir = \"{folder}/log\"\n\
+             segment_bytes = 16777216\nretention_bytes = 268435456\n{gateway}\n\
+             [[pool]]\nname = \"main\"\nthreads = {threads}\nio = \"{io}\"\nwait = \"park\"\n\n\
+             [[channel]]\nid = 1\nname = \"one\"\nfeed = \"{feed}\"\n{channel}\n"
+        );
+        for (name, line) in ["A", "B"].iter().zip(self.lines) {
+            let _ = writeln!(
+                text,
+                "[[channel.line]]\nname = \"{name}\"\ngroup = \"{line}\"\ninterface = \"127.0.0.1\"\n\
+                 receive_buffer_bytes = 4194304\n"
+            );
+        }
+        if *has_recovery {
+            let _ = writeln!(text, "[channel.recovery]\nserver = \"{}\"\n", self.requests);
+        }
+        let _ = write!(
+            text,
+            "[[output]]\ngroups = [1]\nheartbeat_ms = 100\n\n\
+             [[output.line]]\naddress = \"{}\"\ninterface = \"127.0.0.1\"\nloopback = true\n\n\
+             [retransmission]\nlisten = \"{}\"\nallowed = [\"{allowed}\"]\n{retransmission}\n\
+             [latency]\ndirectory = \"{folder}/latency\"\n\n[log]\nlevel = \"info\"\n",
+            self.output, self.retransmission
+        );
+        text
+    }
+
+    /// Writes the configuration; its path.
+    ///
+    /// # Panics
+    /// When it can't be written.
+    #[must_use]
+    pub fn config(&self, wanted: &Wanted) -> PathBuf {
+        let path = self.path("gateway.toml");
+        fs::write(&path, self.config_text(wanted)).expect("the configuration can be written");
+        path
+    }
+
+    /// Starts the gateway and waits until it listens.
+    ///
+    /// # Panics
+    /// When it doesn't start.
+    #[must_use]
+    pub fn gateway(&self, wanted: &Wanted, arguments: &[&str]) -> Mdgw {
+        let gateway = self.start_gateway(wanted, arguments);
+        gateway.says("gateway runs");
+        gateway
+    }
+
+    /// Starts the gateway.
+    #[must_use]
+    pub fn start_gateway(&self, wanted: &Wanted, arguments: &[&str]) -> Mdgw {
+        let config = self.config(wanted);
+        process::start([text(&config)].into_iter().chain(arguments.iter().copied()).fold(vec!["run"], with))
+    }
+
+    /// Starts a subscriber and waits until it has joined the published group.
+    ///
+    /// # Panics
+    /// When it doesn't.
+    #[must_use]
+    pub fn tail(&self, arguments: &[&str]) -> Mdgw {
+        let tail = self.start_tail(self.output, arguments);
+        wait_until_joined(self.output, 1);
+        tail
+    }
+
+    /// Starts a subscriber to that group.
+    #[must_use]
+    pub fn start_tail(&self, output: SocketAddrV4, arguments: &[&str]) -> Mdgw {
+        let (line, service) = (output.to_string(), self.retransmission.to_string());
+        let fixed = ["tail", "--line", &line, "--interface", "127.0.0.1", "--retransmission", &service];
+        process::start(fixed.into_iter().chain(arguments.iter().copied()))
+    }
+
+    /// Starts an exchange on both lines.
+    #[must_use]
+    pub fn sim(&self, arguments: &[&str]) -> Mdgw {
+        let [a, b] = self.lines.map(|line| line.to_string());
+        let fixed = ["sim", "--line", &a, "--line", &b, "--interface", "127.0.0.1", "--json"];
+        process::start(fixed.into_iter().chain(arguments.iter().copied()))
+    }
+}
+
+impl Default for Site {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A path as an argument.
+///
+/// # Panics
+/// When it isn't UTF-8.
+#[must_use]
+pub fn text(path: &Path) -> &str {
+    path.to_str().expect("paths of tests are UTF-8")
+}
+
+/// Waits until so many sockets of this machine are members of the group.
+///
+/// # Panics
+/// When [`PATIENCE`] ends before.
+pub fn wait_until_joined(address: SocketAddrV4, sockets: u32) {
+    // The kernel tells of no join; it can only be asked.
+    let deadline = Instant::now() + PATIENCE;
+    while members(*address.ip()) < sockets {
+        assert!(Instant::now() < deadline, "nobody joins {address}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// How many sockets are members of a group, on all interfaces: column `Users` of `/proc/net/igmp`.
+fn members(group: Ipv4Addr) -> u32 {
+    let wanted = format!("{:08X}", u32::from_le_bytes(group.octets()));
+    let table = fs::read_to_string("/proc/net/igmp").expect("the kernel tells memberships");
+    let mut rows = table.lines().map(str::split_whitespace);
+    rows.by_ref().filter_map(|mut row| (row.next()? == wanted).then(|| row.next()?.parse::<u32>().ok()).flatten()).sum()
+}
+
+fn with<'a>(mut all: Vec<&'a str>, one: &'a str) -> Vec<&'a str> {
+    all.push(one);
+    all
+}
+
+fn free() -> UdpSocket {
+    UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port on loopback")
+}
+
+fn port(socket: &UdpSocket) -> u16 {
+    socket.local_addr().expect("a bound socket has a port").port()
+}
+
+/// A group of the administratively scoped block that goes with the port and no other.
+fn group(port: u16) -> SocketAddrV4 {
+    let [high, low] = port.to_be_bytes();
+    SocketAddrV4::new(Ipv4Addr::new(239, 255, high, low), port)
+}
