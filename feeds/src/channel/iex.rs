@@ -176,5 +176,5 @@ impl IexChannel {
 }
 
 fn tri_char(state: TriState) -> core::ffi::c_char {
-    (state as u8).cast_signed()
+    core::ffi::c_char::from_ne_bytes([state as u8])
 }

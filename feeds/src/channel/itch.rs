@@ -638,7 +638,7 @@ fn side_of(buy_sell_indicator: u8) -> Side {
 }
 
 fn tri_char(state: TriState) -> core::ffi::c_char {
-    (state as u8).cast_signed()
+    core::ffi::c_char::from_ne_bytes([state as u8])
 }
 
 fn exchange(feed: Feed) -> &'static str {

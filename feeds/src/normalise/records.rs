@@ -265,7 +265,7 @@ impl Subject {
             asset: c_chars(symbol),
             exchange: c_chars(exchange.as_bytes()),
             currency: c_chars(b"USD"),
-            instrument_class: b'K' as c_char,
+            instrument_class: c_byte(b'K'),
             ..InstrumentDefMsg::default()
         }
     }
@@ -294,7 +294,7 @@ impl Subject {
 pub fn c_chars<const N: usize>(text: &[u8]) -> [c_char; N] {
     let mut field = [0; N];
     for (slot, byte) in field.iter_mut().take(N.saturating_sub(1)).zip(text) {
-        *slot = byte.cast_signed();
+        *slot = c_byte(*byte);
     }
     field
 }
@@ -318,11 +318,16 @@ pub fn size_u32(shares: u64) -> u32 {
 }
 
 fn side_char(side: Option<Side>) -> c_char {
-    match side {
-        Some(Side::Bid) => b'B' as c_char,
-        Some(Side::Ask) => b'A' as c_char,
-        None => b'N' as c_char,
-    }
+    c_byte(match side {
+        Some(Side::Bid) => b'B',
+        Some(Side::Ask) => b'A',
+        None => b'N',
+    })
+}
+
+/// C's `char` has a sign on some processors and none on others.
+fn c_byte(byte: u8) -> c_char {
+    c_char::from_ne_bytes([byte])
 }
 
 fn depth_byte(depth: u32) -> u8 {

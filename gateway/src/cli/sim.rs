@@ -174,5 +174,5 @@ fn chance(option: &str, values: &[f64], line: usize, lines: usize) -> anyhow::Re
 /// The value of one line, where one was given for all or one for each.
 fn of_line<T: Copy>(option: &str, values: &[T], line: usize, lines: usize) -> anyhow::Result<T> {
     ensure!(values.len() == 1 || values.len() == lines, "{option}: give one value, or one for each of {lines} lines");
-    values.get(line).or(values.first()).copied().with_context(|| format!("{option}: no value"))
+    values.get(line).or_else(|| values.first()).copied().with_context(|| format!("{option}: no value"))
 }

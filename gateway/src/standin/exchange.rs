@@ -196,7 +196,7 @@ impl Exchange {
         self.shared.stop.store(true, Ordering::Release);
         let played = self.player.take().map_or(Ok(Ok(())), JoinHandle::join);
         let report = self.report();
-        played.unwrap_or_else(|_| Err(SourceError::Panicked))?;
+        played.unwrap_or(Err(SourceError::Panicked))?;
         Ok(report)
     }
 }
@@ -225,7 +225,7 @@ struct Player {
 /// After the last packet, heartbeats tell what should have come: as often as receivers may lose one.
 const CLOSING_HEARTBEATS: u32 = 20;
 /// Between them.
-const CLOSING_HEARTBEAT_GAP: Duration = Duration::from_millis(50);
+const CLOSING_HEARTBEAT_GAP_NS: u64 = 50_000_000;
 
 impl Player {
     fn run(mut self) -> Result<(), SourceError> {
@@ -288,7 +288,7 @@ impl Player {
             match left_ns {
                 0 => return false,
                 // Sleeping is accurate to some 60 us; what is left is spun.
-                ..=80_000 => std::hint::spin_loop(),
+                1..=80_000 => std::hint::spin_loop(),
                 _ => std::thread::sleep(Duration::from_nanos((left_ns - 60_000).min(50_000_000))),
             }
         }
@@ -307,7 +307,7 @@ impl Player {
             for line in 0..self.outputs.len() {
                 self.send(line, &heartbeat);
             }
-            if self.wait_until(mono_now().plus(CLOSING_HEARTBEAT_GAP.as_nanos() as u64).0) {
+            if self.wait_until(mono_now().plus(CLOSING_HEARTBEAT_GAP_NS).0) {
                 return;
             }
         }
