@@ -211,7 +211,7 @@ fn config_text(options: &DemoOptions, feed: Feed, places: &Places, scratch: &Pat
          {recovery}\
          [[output]]\ngroups = [1]\n[[output.line]]\naddress = \"{output}\"\ninterface = \"127.0.0.1\"\nloopback = true\n\
          [retransmission]\nlisten = \"{retransmission}\"\nallowed = [\"127.0.0.0/8\"]\n\
-         [latency]\ndirectory = {latency}\ninterval_ms = 1000\n"
+         [latency]\ndirectory = {latency}\ninterval_ms = 250\n"
     )
 }
 

@@ -209,10 +209,8 @@ impl ChannelPipeline {
     /// The straight line: everything in the batch, in the order in which it was received, whichever line it came on.
     fn carry<I: ThreadIo>(&mut self, context: &mut TurnContext<'_, I, PipelineLocal>) -> usize {
         let PipelineLocal { batch, order, buffers, stages, wall } = &mut *context.local;
-        let taken_up = mono_now();
-        stages.at_batch_border(context.now);
+        let in_memory = wall.at(mono_now());
         let stages = stages.set();
-        stages.record_mono(self.index, Stage::ClaimWait, context.now, taken_up);
 
         order.clear();
         for (place, datagram) in batch.iter().enumerate() {
@@ -230,7 +228,7 @@ impl ChannelPipeline {
                 self.drops.count(reason);
                 continue;
             }
-            stages.record_wall(self.index, Stage::WireToUser, ts_recv, context.woken_at);
+            stages.record_wall(self.index, Stage::WireToUser, ts_recv, in_memory);
 
             let begun = mono_now();
             self.sink.begin(wall.at(begun));
@@ -252,6 +250,13 @@ impl ChannelPipeline {
         }
         self.after();
         order.len()
+    }
+
+    /// The claim is ours.
+    fn taken_up<I>(&self, context: &mut TurnContext<'_, I, PipelineLocal>) {
+        let stages = &mut context.local.stages;
+        stages.at_batch_border(context.now);
+        stages.set().record_mono(self.index, Stage::ClaimWait, context.now, mono_now());
     }
 
     /// What follows a batch or a deadline: requests that are due, news for cold threads.
@@ -326,6 +331,7 @@ impl ChannelHandler for ChannelPipeline {
         _quota: usize,
         context: &mut TurnContext<'_, I, PipelineLocal>,
     ) -> Result<Progress, Failure> {
+        self.taken_up(context);
         let mut sockets = [(Line::A, -1 as RawFd); Line::COUNT_MAX];
         let mut count = 0;
         for ((line, socket), slot) in self.sockets().filter(|(line, _)| lines.contains(*line)).zip(&mut sockets) {
@@ -346,6 +352,7 @@ impl ChannelHandler for ChannelPipeline {
         handle: Handle,
         context: &mut TurnContext<'_, I, PipelineLocal>,
     ) -> Result<Progress, Failure> {
+        self.taken_up(context);
         let mut packets = 0;
         loop {
             // Clearing the batch gives its buffers back.

@@ -6,19 +6,16 @@
 //!    └──────────────────────────── wire_to_wire ────────────────────────────────────────────────┘
 //! ```
 //!
-//! What costs a clock read is measured per batch, what doesn't per packet:
+//! What one datagram brought goes out at once, so every stage behind the claim is measured for each packet:
 //!
 //! | stage | one value per | from | to |
 //! | --- | --- | --- | --- |
-//! | `wire_to_user` | packet | its receive stamp | the return of the wait that brought it |
-//! | `claim_wait` | claim | that return | the holder begins to drain |
-//! | `arbitrate` | batch | the batch lies in memory | its last message is in order |
-//! | `decode_and_book` | batch | that | its last record is in the publication log |
-//! | `publish` | batch | that | the last send call of the batch returned |
-//! | `wire_to_wire` | packet that published something | its receive stamp | the return of the send call that carried it |
-//!
-//! A batch's value is the time that the whole batch took, which is what its last packet waited. Where a pipeline does
-//! arbitration and decoding in one pass, it records the pass as `decode_and_book` and leaves `arbitrate` empty.
+//! | `wire_to_user` | packet | its receive stamp | it lies in the gateway's memory, received with its batch |
+//! | `claim_wait` | claim | the return of the wait | the holder begins to drain |
+//! | `arbitrate` | packet | the packet is looked at | its first message is known to be next, or the packet is done with |
+//! | `decode_and_book` | packet that brought something new | that | its last record is in the publication log |
+//! | `publish` | packet that published something | that | the send call that carried it returned |
+//! | `wire_to_wire` | packet that published something | its receive stamp | that return |
 //!
 //! **Hand-over.** A thread records into a [`StageSet`] of its own. Once an interval a cold thread offers it an empty
 //! one; at the next batch border the thread takes it and gives the full one back. Two sets exist per thread, so there
@@ -42,7 +39,7 @@ use crate::net::handle_set::ChannelIndex;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Stage {
-    /// Receive stamp to return of the wait.
+    /// Receive stamp to the gateway's memory.
     WireToUser = 0,
     /// Return of the wait to the begin of processing.
     ClaimWait = 1,

@@ -235,8 +235,8 @@ fn table(report: &Report, out: &mut impl Write) -> fmt::Result {
     }
     writeln!(
         out,
-        "</table>\n</div>\n<p class=\"caption\">Wire to user and wire to wire: one value for each packet, from its receive stamp. \
-         Claim wait, arbitrate, decode and book, publish: one value for each batch, the time that the whole batch took. \
+        "</table>\n</div>\n<p class=\"caption\">Claim wait: one value for each claim. All others: one for each packet; from decode \
+         and book on only packets that brought something new, wire to user and wire to wire from the receive stamp. \
          Negative values (two clocks, a step of one) are counted and in no percentile.</p>\n</section>"
     )
 }
