@@ -86,8 +86,21 @@ pub fn start<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Mdgw {
 /// # Panics
 /// When it can't be started.
 pub fn start_in<A: AsRef<OsStr>>(directory: &Path, arguments: impl IntoIterator<Item = A>) -> Mdgw {
+    start_with(directory, &[], arguments)
+}
+
+/// Starts `mdgw` in that directory with these variables in its environment.
+///
+/// # Panics
+/// When it can't be started.
+pub fn start_with<A: AsRef<OsStr>>(
+    directory: &Path,
+    variables: &[(&str, &Path)],
+    arguments: impl IntoIterator<Item = A>,
+) -> Mdgw {
     let mut command = Command::new(program());
-    command.args(arguments).current_dir(directory).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.args(arguments).current_dir(directory).envs(variables.iter().copied());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let title = command.get_args().fold("mdgw".to_owned(), |mut title, argument| {
         let _ = write!(title, " {}", argument.to_string_lossy());
         title
