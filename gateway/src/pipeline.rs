@@ -23,7 +23,7 @@ use crate::{
     engine::dispatch::{ChannelHandler, FailReason, Failure, Progress, TurnContext},
     fence::Fence,
     net::{
-        batch::{ReceiveBatch, SendBuffers},
+        batch::{ReceiveBatch, SendBuffers, StampKind},
         handle_set::{ChannelIndex, Handle, LineSet, ThreadIo},
         sockets::{ReceiveSocket, SourceFilter},
     },
@@ -49,11 +49,33 @@ pub struct ChannelPipeline {
     drops: DropCounts,
     requests: u64,
     requests_failed: u64,
+    stamps: StampCounts,
     counters: CounterWriter,
     /// New numberings on their way to the state file.
     numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
     kept: Option<Session>,
     reason: Option<FailReason>,
+}
+
+/// Datagrams by whose receive stamp they carried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StampCounts {
+    /// The NIC's.
+    pub hardware: u64,
+    /// The kernel's.
+    pub kernel: u64,
+    /// None: the clock on return from the wait took its place.
+    pub none: u64,
+}
+
+impl StampCounts {
+    fn count(&mut self, kind: StampKind) {
+        match kind {
+            StampKind::Hardware => self.hardware += 1,
+            StampKind::Kernel => self.kernel += 1,
+            StampKind::None => self.none += 1,
+        }
+    }
 }
 
 /// One line: where it comes in, and from whom it is believed.
@@ -157,6 +179,7 @@ impl ChannelPipeline {
             drops: DropCounts::default(),
             requests: 0,
             requests_failed: 0,
+            stamps: StampCounts::default(),
             counters,
             numberings,
             kept: None,
@@ -194,6 +217,12 @@ impl ChannelPipeline {
         (self.requests, self.requests_failed)
     }
 
+    /// Whose receive stamps the datagrams carried.
+    #[must_use]
+    pub fn stamps(&self) -> StampCounts {
+        self.stamps
+    }
+
     /// Why it is out of service.
     #[must_use]
     pub fn failed(&self) -> Option<&FailReason> {
@@ -228,6 +257,7 @@ impl ChannelPipeline {
                 self.drops.count(reason);
                 continue;
             }
+            self.stamps.count(datagram.stamp);
             stages.record_wall(self.index, Stage::WireToUser, ts_recv, in_memory);
 
             let begun = mono_now();

@@ -140,6 +140,8 @@ fn summary(report: &GatewayReport) -> anyhow::Result<String> {
         for (reason, count) in channel.drops.iter().filter(|(reason, _)| !reason.is_expected()) {
             writeln!(text, "  dropped {count}: {}", reason.name())?;
         }
+        let stamps = channel.stamps;
+        writeln!(text, "  receive stamps: NIC {}, kernel {}, none {}", stamps.hardware, stamps.kernel, stamps.none)?;
         if channel.book_faults > 0 {
             writeln!(text, "  book faults: {}", channel.book_faults)?;
         }

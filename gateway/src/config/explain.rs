@@ -15,7 +15,7 @@ use super::{
     },
     settings::name_of,
 };
-use crate::sys::affinity::usable_cores;
+use crate::{net::sockets::Stamps, sys::affinity::usable_cores};
 
 /// What this host has of what a configuration asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -166,6 +166,9 @@ fn explain_channel(config: &Resolved, channel: &ChannelSetup, out: &mut impl Wri
             write!(out, " from {}", sources.join(", "))?;
         }
         write!(out, ", receive buffer {}", Bytes(line.receive_buffer_bytes as u64))?;
+        if line.stamps == Stamps::Hardware {
+            write!(out, ", NIC stamps")?;
+        }
         match line.busy_poll_us {
             Some(us) => writeln!(out, ", busy poll {us} us")?,
             None => writeln!(out)?,

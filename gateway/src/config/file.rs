@@ -129,6 +129,8 @@ pub struct Line {
     pub source: Option<Spanned<Vec<Spanned<String>>>>,
     /// Socket buffer.
     pub receive_buffer_bytes: Written<i64>,
+    /// Whose receive stamps.
+    pub stamps: Written<String>,
     /// Busy polling, 0 for none.
     pub busy_poll_us: Written<i64>,
 }

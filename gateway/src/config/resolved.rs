@@ -15,8 +15,8 @@ use mdgw_feeds::{
 };
 
 use crate::engine::dispatch::{DispatchConfig, PromotionPolicy, ThreadConfig, WaitPolicy};
-use crate::net::probe::IoChoice;
 pub use crate::net::sockets::Interface;
+use crate::net::{probe::IoChoice, sockets::Stamps};
 
 /// All of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -238,6 +238,8 @@ pub struct LineConfig {
     pub sources: Vec<Ipv4Addr>,
     /// `SO_RCVBUF` to ask for.
     pub receive_buffer_bytes: usize,
+    /// Whose receive stamps are asked for.
+    pub stamps: Stamps,
     /// `SO_BUSY_POLL`, if it is to be set.
     pub busy_poll_us: Option<u32>,
 }
@@ -413,6 +415,9 @@ macro_rules! named {
 named!(IoBackend { Auto = "auto", IoUring = "io_uring", Epoll = "epoll" });
 named!(OrderStoreKind { Hash = "hash", Window = "window" });
 named!(LogLevel { Error = "error", Warn = "warn", Info = "info", Debug = "debug", Trace = "trace" });
+
+/// Receive stamps with the names that the configuration uses.
+pub const STAMPS: [(Stamps, &str); 2] = [(Stamps::Kernel, "kernel"), (Stamps::Hardware, "hardware")];
 
 /// Wait policies with the names that the configuration uses.
 pub const WAIT_POLICIES: [(WaitPolicy, &str); 3] =

@@ -5,7 +5,7 @@ use std::fmt::{Debug, Display};
 
 use super::resolved::{
     ChannelSetup, Interface, LineConfig, OutputConfig, OutputLine, PROMOTION_POLICIES, PoolConfig, Resolved,
-    RetransmissionConfig, Threads, WAIT_POLICIES,
+    RetransmissionConfig, STAMPS, Threads, WAIT_POLICIES,
 };
 
 /// A key, such as `channel.nasdaq.line.A.group`, and its value in the file's notation.
@@ -121,6 +121,10 @@ impl List {
                 list.push("source", debug(&line.sources.iter().map(ToString::to_string).collect::<Vec<_>>()));
             }
             list.push("receive_buffer_bytes", line.receive_buffer_bytes);
+            list.push(
+                "stamps",
+                quoted(STAMPS.iter().find(|(known, _)| *known == line.stamps).map_or("none", |(_, name)| *name)),
+            );
             list.push("busy_poll_us", line.busy_poll_us.unwrap_or(0));
         });
     }

@@ -7,7 +7,10 @@ use mdgw_feeds::{
 };
 
 use crate::{
-    engine::roles::Gauges, observe::latency_thread::Collected, pipeline::ChannelPipeline, publish::PublishCounts,
+    engine::roles::Gauges,
+    observe::latency_thread::Collected,
+    pipeline::{ChannelPipeline, StampCounts},
+    publish::PublishCounts,
 };
 
 /// All of it.
@@ -44,6 +47,8 @@ pub struct ChannelReport {
     pub lines: Vec<LineReport>,
     /// Requests to the venue's retransmission server.
     pub requests: u64,
+    /// Whose receive stamps its datagrams carried.
+    pub stamps: StampCounts,
     /// What went out.
     pub published: PublishCounts,
     /// Why it failed, if it did.
@@ -93,6 +98,7 @@ impl ChannelReport {
             book_faults: channel.book_faults().total(),
             lines,
             requests: pipeline.requests().0,
+            stamps: pipeline.stamps(),
             published: *pipeline.publisher().counts(),
             failed: pipeline.failed().map(ToString::to_string),
         }

@@ -37,7 +37,9 @@ use crate::{
         handle_set::{ChannelIndex, Handle, HandleSet},
         probe::{self, Backend, Waiting},
         ring::{MultishotSet, RingSet},
-        sockets::{Egress, OutputOptions, ReceiveOptions, SourceFilter, Watched, open_output, open_receive},
+        sockets::{
+            Egress, Interface, OutputOptions, ReceiveOptions, SourceFilter, Stamps, Watched, open_output, open_receive,
+        },
     },
     observe::{
         counters::Registry,
@@ -49,7 +51,7 @@ use crate::{
     publish::{LogSink, Publisher, PublisherConfig},
     retransmit::ServedChannel,
     state_file::StateFile,
-    sys::clock::unix_now,
+    sys::{clock::unix_now, hardware_stamps},
 };
 
 /// Makes the parts and remembers what the cold threads will want of them.
@@ -274,6 +276,10 @@ impl<'c> Wiring<'c> {
             };
             options.receive_buffer_bytes = line.receive_buffer_bytes;
             options.busy_poll_us = line.busy_poll_us;
+            options.stamps = line.stamps;
+            if line.stamps == Stamps::Hardware {
+                enable_hardware_stamps(&line.interface);
+            }
             let socket = open_receive(&options)?;
             self.watched.memberships.extend(socket.membership());
             lines.push(LineSocket { line: line.line, socket, filter: SourceFilter::new(&line.sources) });
@@ -290,7 +296,13 @@ impl<'c> Wiring<'c> {
 
     /// What runs beside the pools.
     pub(super) fn start_cold_threads(self) -> Result<(LatencyThread, ColdThreads), GatewayError> {
-        let disclosure = Disclosure::of_this_host("kernel software").with_settings(self.config);
+        let mut lines = self.config.channels.iter().flat_map(|channel| &channel.lines);
+        let stamps = if lines.any(|line| line.stamps == Stamps::Hardware) {
+            "the NIC's where it stamps, else kernel software"
+        } else {
+            "kernel software"
+        };
+        let disclosure = Disclosure::of_this_host(stamps).with_settings(self.config);
         let latency = LatencyThread::start(&self.config.latency, self.stages, disclosure)
             .map_err(GatewayError::io("write latency logs"))?;
         let cold = ColdThreads::start(ColdParts {
@@ -303,6 +315,18 @@ impl<'c> Wiring<'c> {
             served: self.served,
         })?;
         Ok((latency, cold))
+    }
+}
+
+/// A NIC without stamps, or a gateway without the right to switch them on, is no reason not to run: the summary tells
+/// whose stamps were used.
+fn enable_hardware_stamps(interface: &Interface) {
+    let enabled = match interface.now() {
+        Ok(now) => hardware_stamps::enable(&now.name).map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    if let Err(error) = enabled {
+        tracing::warn!(%interface, error, "NIC stamps");
     }
 }
 

@@ -12,7 +12,7 @@ use toml::Spanned;
 use super::{NS_PER_MS, NS_PER_US, Resolver};
 use crate::config::{
     file, limits,
-    resolved::{ChannelSetup, LineConfig, OrderStoreKind, PoolConfig, RecoveryConfig},
+    resolved::{ChannelSetup, LineConfig, OrderStoreKind, PoolConfig, RecoveryConfig, STAMPS},
 };
 
 impl Resolver<'_> {
@@ -157,6 +157,7 @@ impl Resolver<'_> {
             interface: self.interface(&line.interface, &table),
             sources,
             receive_buffer_bytes: self.number(&line.receive_buffer_bytes, limits::RECEIVE_BUFFER_BYTES),
+            stamps: self.one_of(line.stamps.as_ref(), &STAMPS).unwrap_or_default(),
             busy_poll_us: (busy_poll_us > 0).then_some(busy_poll_us),
         }
     }
