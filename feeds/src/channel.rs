@@ -452,8 +452,13 @@ impl<C: Core> StraightLine<C> {
             Belongs::Ended => return Err(DropReason::SessionStale),
             Belongs::New(session) => self.begin_session(session, &packet, sink),
             Belongs::Current => {}
+        // An answer to a request belongs to the session that asked. It begins none.
+        if line == Line::RECOVERY && self.sessions.current().is_none_or(|current| current.venue != packet.session) {
+            return Err(DropReason::SessionStale);
+        }
         }
         let next = packet.next();
+            Belongs::Unconfirmed => return Err(DropReason::SessionUnconfirmed),
         self.arbitrate(sink, |arbiter, mut deliver| match packet.kind {
             PacketKind::Messages => {
                 let arrival = Arrival {

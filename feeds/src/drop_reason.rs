@@ -24,6 +24,8 @@ pub enum DropReason {
     TrailingBytes,
     /// The packet belongs to a session that has ended.
     SessionStale,
+    /// Of a session that nobody announced; only further packets would make it credible.
+    SessionUnconfirmed,
     /// Sequence number 0, or one whose range would wrap.
     SequenceInvalid,
     /// A sequence number so far ahead that only confirmation by further packets would make it credible.
@@ -52,7 +54,7 @@ pub enum DropReason {
 
 impl DropReason {
     /// All of them, in the order of their counters.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::HeaderTruncated,
         Self::ProtocolMismatch,
         Self::LengthMismatch,
@@ -63,6 +65,7 @@ impl DropReason {
         Self::FieldInvalid,
         Self::TrailingBytes,
         Self::SessionStale,
+        Self::SessionUnconfirmed,
         Self::SequenceInvalid,
         Self::SequenceJump,
         Self::Duplicate,
@@ -91,6 +94,7 @@ impl DropReason {
             Self::FieldInvalid => "field_invalid",
             Self::TrailingBytes => "trailing_bytes",
             Self::SessionStale => "session_stale",
+            Self::SessionUnconfirmed => "session_unconfirmed",
             Self::SequenceInvalid => "sequence_invalid",
             Self::SequenceJump => "sequence_jump",
             Self::Duplicate => "duplicate",

@@ -18,7 +18,18 @@ pub(super) struct SessionTracker {
     /// Sessions that ended a short while ago: a slow line may still bring their packets.
     ended: [Option<VenueSession>; 4],
     ended_next: usize,
+    /// The newest sending time of the packets that stand at the very start of the current numbering.
+    marker_latest: UnixNs,
+    /// A session that nobody announced, and how many packets of it have come in a row.
+    stranger: Option<(VenueSession, u8)>,
 }
+
+/// How many packets in a row make a session credible that doesn't begin at its beginning: a single forged or damaged
+/// packet must not end the one that runs.
+const STRANGER_CONFIRMATIONS: u8 = 3;
+/// How much newer than the start of a numbering the start of the next one is at the least, ns. Lines stamp their copies
+/// of one packet themselves, some microseconds to milliseconds apart.
+const RESTART_NS_MIN: u64 = 100_000_000;
 
 /// One numbering and how its packets are known. Kept in the gateway's state file, so that a restarted gateway goes on
 /// with the same restart count.
@@ -43,13 +54,15 @@ pub(super) enum Belongs {
     New(Session),
     /// One that has ended.
     Ended,
+    /// One that only further packets would make credible.
+    Unconfirmed,
 }
 
 impl SessionTracker {
     /// `date` overrides what the input tells; `resume` is the numbering that was current when the gateway last ran.
     #[must_use]
     pub(super) fn new(feed: Feed, date: Option<TradingDate>, resume: Option<Numbering>) -> Self {
-        Self { feed, date, current: resume, ended: [None; 4], ended_next: 0 }
+        Self { feed, date, current: resume, ended: [None; 4], ended_next: 0, marker_latest: UnixNs(0), stranger: None }
     }
 
     /// The current numbering.
@@ -67,23 +80,43 @@ impl SessionTracker {
             if self.ended.contains(&Some(packet.session)) {
                 return Belongs::Ended;
             }
+            if expected.is_some() && packet.first > Sequence(1) && !self.confirm_stranger(packet.session) {
+                return Belongs::Unconfirmed;
+            }
             return self.end_and_begin(packet, ts_recv, sent);
         }
+        self.stranger = None;
         // IEX keeps its session id and starts again at sequence 1, stream offset 0, with a newer sending time. A resumed
         // numbering has no expected sequence yet; then the newer sending time alone decides.
         let moved_on = expected.is_none_or(|expected| expected > Sequence(1));
-        if packet.restart_marker && moved_on && sent > current.latest {
+        let is_newer = sent > current.latest && sent.0 > self.marker_latest.0.saturating_add(RESTART_NS_MIN);
+        if packet.restart_marker && moved_on && is_newer {
             return self.end_and_begin(packet, ts_recv, sent);
         }
         if sent < current.started {
             return Belongs::Ended;
         }
-        current.latest = current.latest.max(sent);
+        if packet.restart_marker {
+            self.marker_latest = self.marker_latest.max(sent);
+        }
+        // A packet behind what is expected may be the second one of a new numbering that overtook the first.
+        if expected.is_none_or(|expected| packet.next() >= expected) {
+            current.latest = current.latest.max(sent);
+        }
         if expected.is_none() {
             // The first packet of this run goes on with the numbering of the run before.
             return Belongs::New(current.session);
         }
         Belongs::Current
+    }
+
+    fn confirm_stranger(&mut self, session: VenueSession) -> bool {
+        let seen = match self.stranger {
+            Some((stranger, seen)) if stranger == session => seen + 1,
+            _ => 1,
+        };
+        self.stranger = Some((session, seen));
+        seen >= STRANGER_CONFIRMATIONS
     }
 
     fn end_and_begin(&mut self, packet: &Packet<'_>, ts_recv: UnixNs, sent: UnixNs) -> Belongs {
@@ -106,6 +139,8 @@ impl SessionTracker {
             Some(ended) if date <= ended.session.date => Session { feed: self.feed, date: ended.session.date, restart },
             _ => Session { feed: self.feed, date, restart: 0 },
         };
+        self.marker_latest = if packet.restart_marker { sent } else { UnixNs(0) };
+        self.stranger = None;
         self.current = Some(Numbering { session, venue: packet.session, started: sent, latest: sent });
         Belongs::New(session)
     }
@@ -116,6 +151,7 @@ mod tests {
     use super::*;
     use crate::transport::PacketKind;
 
+    const SECOND_NS: u64 = 1_000_000_000;
     const DAY_NS: u64 = 86_400_000_000_000;
     /// 2017-04-25 15:00 UTC.
     const NOON: u64 = 1_493_132_400_000_000_000;
@@ -126,7 +162,7 @@ mod tests {
             session: VenueSession([venue; 16]),
             first: Sequence(first),
             count: 0,
-            send_time: sent.map(|after| UnixNs(NOON + after)),
+            send_time: sent.map(|after_s| UnixNs(NOON + after_s * SECOND_NS)),
             restart_marker: sent.is_some() && first == 1,
             unsequenced: false,
             messages: &[],
@@ -163,14 +199,59 @@ mod tests {
     #[test]
     fn moldudp64_sessions_are_known_by_name() {
         let mut tracker = SessionTracker::new(Feed::NasdaqItch, None, None);
-        let mut see = |venue, day: u64, expected: Option<u64>| {
-            tracker.classify(&packet(venue, 5, None), UnixNs(NOON + day * DAY_NS), expected.map(Sequence))
+        let mut see = |venue, first, day: u64, expected: Option<u64>| {
+            tracker.classify(&packet(venue, first, None), UnixNs(NOON + day * DAY_NS), expected.map(Sequence))
         };
-        assert_eq!(restart_of(see(1, 0, None)), 0);
-        assert_eq!(see(1, 0, Some(6)), Belongs::Current);
-        assert_eq!(restart_of(see(2, 0, Some(6))), 1);
-        assert_eq!(see(1, 0, Some(6)), Belongs::Ended);
-        assert_eq!(restart_of(see(3, 1, Some(6))), 0);
+        assert_eq!(restart_of(see(1, 5, 0, None)), 0);
+        assert_eq!(see(1, 6, 0, Some(6)), Belongs::Current);
+        assert_eq!(restart_of(see(2, 1, 0, Some(6))), 1);
+        assert_eq!(see(1, 6, 0, Some(1)), Belongs::Ended);
+        assert_eq!(restart_of(see(3, 1, 1, Some(6))), 0);
+    }
+
+    #[test]
+    fn a_stray_packet_ends_no_session() {
+        let mut tracker = SessionTracker::new(Feed::NasdaqItch, None, None);
+        let mut see = |venue, first| tracker.classify(&packet(venue, first, None), UnixNs(NOON), Some(Sequence(6)));
+        assert_eq!(restart_of(see(1, 5)), 0);
+        for _ in 0..5 {
+            assert_eq!(see(2, 70), Belongs::Unconfirmed);
+            assert_eq!(see(2, 71), Belongs::Unconfirmed);
+            assert_eq!(see(1, 6), Belongs::Current);
+        }
+        assert_eq!(see(2, 72), Belongs::Unconfirmed);
+        assert_eq!(see(3, 72), Belongs::Unconfirmed);
+        // Negative control: what keeps coming is believed.
+        assert_eq!([see(2, 73), see(2, 74)], [Belongs::Unconfirmed; 2]);
+        assert_eq!(restart_of(see(2, 75)), 1);
+    }
+
+    #[test]
+    fn copies_of_a_numberings_start_with_stamps_of_their_own_are_no_restart() {
+        let mut tracker = SessionTracker::new(Feed::IexDeep, None, None);
+        let mut see = |first, sent_ns: u64, expected: u64| {
+            let packet = Packet { send_time: Some(UnixNs(NOON + sent_ns)), ..packet(9, first, Some(0)) };
+            tracker.classify(&packet, UnixNs(NOON), (sent_ns > 0).then_some(Sequence(expected)))
+        };
+        assert_eq!(restart_of(see(1, 0, 1)), 0);
+        assert_eq!(see(1, 50 * SECOND_NS, 1), Belongs::Current);
+        // The other line's copy, stamped later, when the first copy has been delivered.
+        assert_eq!(see(1, 50 * SECOND_NS + 3_000, 20), Belongs::Current);
+        assert_eq!(see(1, 50 * SECOND_NS + RESTART_NS_MIN, 20), Belongs::Current);
+        assert_eq!(restart_of(see(1, 50 * SECOND_NS + 2 * RESTART_NS_MIN + 1, 20)), 1);
+    }
+
+    #[test]
+    fn a_restart_is_seen_though_a_later_packet_overtook_it() {
+        let mut tracker = SessionTracker::new(Feed::IexDeep, None, None);
+        let mut see = |first, sent, expected: Option<u64>| {
+            tracker.classify(&packet(9, first, Some(sent)), UnixNs(NOON), expected.map(Sequence))
+        };
+        assert_eq!(restart_of(see(1, 10, None)), 0);
+        assert_eq!(see(500, 20, Some(500)), Belongs::Current);
+        assert_eq!(see(4, 31, Some(500)), Belongs::Current);
+        assert_eq!(restart_of(see(1, 30, Some(500))), 1);
+        assert_eq!(see(4, 31, Some(4)), Belongs::Current);
     }
 
     #[test]
