@@ -1,5 +1,7 @@
 //! One channel from datagram to records: what the gateway, the offline replay and the bench drive.
 
+use std::cmp::Ordering;
+
 use dbn::enums::rtype;
 use zerocopy::IntoBytes;
 
@@ -25,18 +27,18 @@ mod itch;
 mod session;
 mod tops;
 
+pub use self::{
+    core::Fault,
+    evidence::{Broken, Evidence, Why},
+    session::Numbering,
+};
 use self::{
-    core::Core,
+    core::{Core, Notice},
     deep::DeepCore,
     evidence::EvidenceRing,
     itch::ItchCore,
     session::{Belongs, SessionTracker},
     tops::TopsCore,
-};
-pub use self::{
-    core::Fault,
-    evidence::{Broken, Evidence, Why},
-    session::Numbering,
 };
 
 /// One datagram as the socket or the file gave it.
@@ -244,6 +246,8 @@ pub struct ChannelCounters {
     pub late_starts: u64,
     /// Messages taken without a number of their own.
     pub unsequenced: u64,
+    /// Trades that the venue took back. DBN has no record for it.
+    pub trades_broken: u64,
 }
 
 /// One channel. Drive it with datagrams and deadlines; it writes frames.
@@ -448,17 +452,24 @@ impl<C: Core> StraightLine<C> {
             packet.first = self.arbiter.expected().unwrap_or(Sequence(1));
             self.counters.unsequenced += u64::from(packet.count);
         }
-        match self.sessions.classify(&packet, ts_recv, self.arbiter.expected()) {
-            Belongs::Ended => return Err(DropReason::SessionStale),
-            Belongs::New(session) => self.begin_session(session, &packet, sink),
-            Belongs::Current => {}
         // An answer to a request belongs to the session that asked. It begins none.
         if line == Line::RECOVERY && self.sessions.current().is_none_or(|current| current.venue != packet.session) {
             return Err(DropReason::SessionStale);
         }
+        match self.sessions.classify(&packet, ts_recv, self.arbiter.expected()) {
+            Belongs::Ended => return Err(DropReason::SessionStale),
+            Belongs::Unconfirmed => return Err(DropReason::SessionUnconfirmed),
+            Belongs::New(session) => self.begin_session(session, &packet, sink),
+            Belongs::Current => {}
         }
         let next = packet.next();
-            Belongs::Unconfirmed => return Err(DropReason::SessionUnconfirmed),
+        let is_end = packet.kind == PacketKind::EndOfSession;
+        if is_end && self.arbiter.expected().is_some_and(|expected| packet.first < expected) {
+            // There are messages beyond this end.
+            return Err(DropReason::SequenceInvalid);
+        }
+        // Refusals are counted by the arbiter itself.
+        let mut outcome = Ok(());
         self.arbitrate(sink, |arbiter, mut deliver| match packet.kind {
             PacketKind::Messages => {
                 let arrival = Arrival {
@@ -470,17 +481,15 @@ impl<C: Core> StraightLine<C> {
                     send_time: packet.send_time,
                     now,
                 };
-                // Refusals are counted by the arbiter itself.
-                let _ = arbiter.accept(arrival, &mut deliver);
+                outcome = arbiter.accept(arrival, &mut deliver);
             }
             PacketKind::Heartbeat | PacketKind::EndOfSession => {
-                let _ = arbiter.announce(line, packet.first, now, &mut deliver);
+                outcome = arbiter.announce(line, packet.first, now, &mut deliver);
             }
         });
-        match packet.kind {
-            PacketKind::Messages => {}
-            PacketKind::Heartbeat => self.counters.heartbeats += 1,
-            PacketKind::EndOfSession => self.ends_at = Some(packet.first),
+        self.counters.heartbeats += u64::from(packet.kind == PacketKind::Heartbeat);
+        if is_end && outcome.is_ok() {
+            self.ends_at = Some(packet.first);
         }
         self.end_if_complete(sink);
         Ok(())
@@ -522,12 +531,12 @@ impl<C: Core> StraightLine<C> {
 
     /// Lets the arbiter work and handles what it delivers, in order.
     fn arbitrate<S: FrameSink>(&mut self, sink: &mut S, work: impl FnOnce(&mut Arbiter, &mut dyn FnMut(Delivery<'_>))) {
-        let Self { config, arbiter, core, counters, drops, evidence, .. } = self;
+        let Self { config, arbiter, core, counters, drops, evidence, ends_at, .. } = self;
         let ts_recv_wanted = config.ts_recv;
         work(arbiter, &mut |delivery| match delivery {
             Delivery::Packet { first, from, until, block, ts_recv, send_time, .. } => {
                 sink.arbitrated();
-                let mut process = Process { core, counters, drops, evidence, ts_recv: ts_recv_wanted };
+                let mut process = Process { core, counters, drops, evidence, ends_at, ts_recv: ts_recv_wanted };
                 process.packet(first, from, until, block, ts_recv, send_time, sink);
                 sink.settled(until);
             }
@@ -543,16 +552,23 @@ impl<C: Core> StraightLine<C> {
     }
 
     fn end_if_complete<S: FrameSink>(&mut self, sink: &mut S) {
-        if let (Some(ends_at), Some(expected)) = (self.ends_at, self.arbiter.expected())
-            && expected >= ends_at
-        {
-            self.end(sink);
+        let (Some(ends_at), Some(expected)) = (self.ends_at, self.arbiter.expected()) else { return };
+        match expected.cmp(&ends_at) {
+            Ordering::Less => {}
+            Ordering::Equal => self.end(sink),
+            // The venue went on after its end, so it was none.
+            Ordering::Greater => {
+                self.ends_at = None;
+                self.has_ended = false;
+            }
         }
     }
 
+    /// The state comes first: nothing of the session follows its end.
     fn end<S: FrameSink>(&mut self, sink: &mut S) {
         if !self.has_ended {
             self.has_ended = true;
+            self.tell_state(sink);
             sink.end_of_session();
         }
     }
@@ -605,6 +621,7 @@ struct Process<'c, C> {
     drops: &'c mut DropCounts,
     evidence: &'c mut EvidenceRing,
     ts_recv: TsRecv,
+    ends_at: &'c mut Option<Sequence>,
 }
 
 impl<C: Core> Process<'_, C> {
@@ -656,6 +673,11 @@ impl<C: Core> Process<'_, C> {
         };
         if let Some(fault) = applied.fault {
             self.evidence.keep(Why::Contradicted(fault), sequence, ts_recv, block);
+        }
+        match applied.notice {
+            None => {}
+            Some(Notice::TradeBroken) => self.counters.trades_broken += 1,
+            Some(Notice::EndOfMessages) => *self.ends_at = Some(sequence.plus(1)),
         }
         let records = self.core.records();
         if records.count() == 0 {

@@ -59,6 +59,17 @@ pub(super) struct Applied {
     pub suspect: bool,
     /// The message contradicted the book.
     pub fault: Option<Fault>,
+    /// What else the message told.
+    pub notice: Option<Notice>,
+}
+
+/// What a message tells that no record does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Notice {
+    /// A trade told before didn't happen.
+    TradeBroken,
+    /// It is the last message of the session.
+    EndOfMessages,
 }
 
 /// A message that contradicted a book.

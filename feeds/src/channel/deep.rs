@@ -4,7 +4,7 @@ use super::{
     ChannelConfig, REQUEST_BYTES_MAX, SchemaSet,
     core::{Applied, Core, Fault},
     iex::IexChannel,
-    tops::{push_trade, trade_of},
+    tops::trade_of,
 };
 use crate::{
     book::{BookFaultCounts, Change, InstrumentIndex, LevelChange, Side, levels::LevelBooks},
@@ -24,7 +24,7 @@ pub(super) struct DeepCore {
     channel: IexChannel,
     books: LevelBooks,
     /// Events under way, one for each instrument at the most. IEX works off one event after the other, so a handful
-    /// is plenty; what doesn't fit is shown before its end.
+    /// is plenty; of what doesn't fit, only the last message counts.
     open: Vec<OpenEvent>,
 }
 
@@ -53,7 +53,13 @@ impl DeepCore {
     }
 
     fn level(&mut self, side: Side, update: &PriceLevelUpdate, sequence: Sequence) -> Result<Applied, DropReason> {
-        let (instrument, subject) = self.channel.subject(update.symbol, update.timestamp_ns.get(), sequence)?;
+        let (instrument, subject) =
+            self.channel.subject(update.symbol, update.timestamp_ns.get(), sequence).inspect_err(|reason| {
+                // An instrument that can't be entered has no book here. Any other may lack this level now.
+                if *reason == DropReason::FieldInvalid {
+                    self.books.mark_all_suspect();
+                }
+            })?;
         let is_complete = update.event_flags & EVENT_COMPLETE != 0;
         let wants_shown = self.channel.wants(SchemaSet::MBP_1) || self.channel.wants(SchemaSet::MBP_10);
         let open = self.open.iter().position(|event| event.instrument == instrument);
@@ -84,9 +90,9 @@ impl DeepCore {
             self.show(&subject, instrument, &what, depth_min);
         }
         Ok(Applied {
-            ts_event: 0,
             suspect: self.books.view(instrument).is_suspect(),
             fault: fault.map(|kind| Fault { kind, instrument }),
+            ..Applied::default()
         })
     }
 
@@ -105,7 +111,9 @@ impl DeepCore {
     fn trade(&mut self, trade: &TradeReport, sequence: Sequence) -> Result<Applied, DropReason> {
         let (instrument, subject) = self.channel.subject(trade.symbol, trade.timestamp_ns.get(), sequence)?;
         let what = trade_of(trade);
-        push_trade(&mut self.channel, &subject, &what);
+        if self.channel.wants(SchemaSet::TRADES) {
+            self.channel.records.push(&subject.trade(&what));
+        }
         if self.channel.wants(SchemaSet::MBP_1) || self.channel.wants(SchemaSet::MBP_10) {
             // In the middle of an event the book before it is still the one to show.
             let before =
@@ -137,7 +145,7 @@ impl Core for DeepCore {
         self.channel.records.clear();
         let message = Message::parse(message).inspect_err(|reason| {
             if *reason != DropReason::MessageTypeUnknown {
-                self.books.mark_all_suspect();
+                self.on_gap();
             }
         })?;
         match message {

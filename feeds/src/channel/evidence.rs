@@ -39,6 +39,16 @@ pub enum Why {
     Contradicted(Fault),
 }
 
+impl Why {
+    fn is_like(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Refused(reason), Self::Refused(other)) => reason == other,
+            (Self::Contradicted(fault), Self::Contradicted(other)) => fault.kind == other.kind,
+            _ => false,
+        }
+    }
+}
+
 impl Evidence {
     /// The packet: the whole datagram where it was refused as one, else its messages with their lengths.
     #[must_use]
@@ -50,6 +60,9 @@ impl Evidence {
 impl EvidenceRing {
     /// Packets kept.
     const PACKETS_MAX: usize = 16;
+    /// Of these, packets that broke in one and the same way: a message type that the venue added must not take the room
+    /// of what contradicts a book.
+    const PACKETS_ALIKE_MAX: usize = 4;
     /// Bytes kept of each: a whole Ethernet payload.
     const PACKET_BYTES_MAX: usize = 2048;
 
@@ -66,6 +79,9 @@ impl EvidenceRing {
     }
 
     pub(super) fn keep(&mut self, why: Why, sequence: Sequence, ts_recv: UnixNs, packet: &[u8]) {
+        if self.iter().filter(|evidence| evidence.broken.why.is_like(why)).count() >= Self::PACKETS_ALIKE_MAX {
+            return;
+        }
         let Some(evidence) = self.kept.get_mut(self.used) else { return };
         self.used += 1;
         evidence.broken = Broken { why, sequence, ts_recv };

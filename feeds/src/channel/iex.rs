@@ -2,7 +2,10 @@
 
 use dbn::{StatType, StatusAction, StatusReason, TriState};
 
-use super::{ChannelConfig, SchemaSet, core::Applied};
+use super::{
+    ChannelConfig, SchemaSet,
+    core::{Applied, Notice},
+};
 use crate::{
     book::InstrumentIndex,
     drop_reason::DropReason,
@@ -73,6 +76,7 @@ impl IexChannel {
     /// # Errors
     /// When a code is not of the specification, or the symbol can't be entered.
     pub(super) fn admin(&mut self, message: &Admin<'_>, sequence: Sequence) -> Result<Applied, DropReason> {
+        let mut notice = None;
         match message {
             Admin::SecurityDirectory(directory) => {
                 let (_, subject) = self.subject(directory.symbol, directory.timestamp_ns.get(), sequence)?;
@@ -160,10 +164,13 @@ impl IexChannel {
             }
             Admin::TradeBreak(broken) => {
                 self.subject(broken.symbol, broken.timestamp_ns.get(), sequence)?;
+                notice = Some(Notice::TradeBroken);
             }
+            // The transport has no end of session: this is it.
+            Admin::SystemEvent(event) if event.system_event == END_OF_MESSAGES => notice = Some(Notice::EndOfMessages),
             Admin::SystemEvent(_) => {}
         }
-        Ok(Applied::default())
+        Ok(Applied { notice, ..Applied::default() })
     }
 
     fn status(&mut self, subject: &Subject, fill: impl FnOnce(&mut dbn::StatusMsg)) {
@@ -174,6 +181,9 @@ impl IexChannel {
         }
     }
 }
+
+/// System event after which no message of the day follows.
+const END_OF_MESSAGES: u8 = b'C';
 
 fn tri_char(state: TriState) -> core::ffi::c_char {
     core::ffi::c_char::from_ne_bytes([state as u8])

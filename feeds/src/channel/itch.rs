@@ -4,7 +4,7 @@ use dbn::{StatType, StatusAction, StatusReason, TriState, UNDEF_PRICE};
 
 use super::{
     ChannelConfig, REQUEST_BYTES_MAX, SchemaSet,
-    core::{Applied, Core, Fault},
+    core::{Applied, Core, Fault, Notice},
 };
 use crate::{
     book::{BookFault, BookFaultCounts, Change, InstrumentIndex, Side, orders::OrderBooks, store::OrderStore},
@@ -34,9 +34,8 @@ pub(super) struct ItchCore<S: OrderStore> {
     midnight_ns: u64,
     /// Instruments that have been named in this session, one bit each.
     named: BitSet,
-    /// Instruments whose old book consumers have been told to clear; only used after a restart within the day.
+    /// Instruments of which consumers were told in this session that the book begins empty, one bit each.
     cleared: BitSet,
-    tell_clear: bool,
 }
 
 /// Stock locates are 16 bits wide.
@@ -56,7 +55,6 @@ impl<S: OrderStore> ItchCore<S> {
             midnight_ns: 0,
             named: BitSet::new(LOCATES),
             cleared: BitSet::new(LOCATES),
-            tell_clear: false,
         }
     }
 
@@ -75,11 +73,13 @@ impl<S: OrderStore> ItchCore<S> {
         }
     }
 
+    /// A book's first record of a session says that it begins empty: what a consumer still has of the session before
+    /// is gone.
     fn mbo(&mut self, subject: &Subject, locate: InstrumentIndex, what: &Happening) {
         if !self.wants(SchemaSet::MBO) {
             return;
         }
-        if self.tell_clear && self.cleared.insert(locate.0) {
+        if self.cleared.insert(locate.0) {
             self.records.push(&subject.mbo(&Happening {
                 action: Action::Clear,
                 side: None,
@@ -270,9 +270,9 @@ impl<S: OrderStore> ItchCore<S> {
 
     fn applied(&self, locate: InstrumentIndex, fault: Option<BookFault>) -> Applied {
         Applied {
-            ts_event: 0,
             suspect: self.books.view(locate).is_suspect(),
             fault: fault.map(|kind| Fault { kind, instrument: locate }),
+            ..Applied::default()
         }
     }
 
@@ -412,7 +412,6 @@ impl<S: OrderStore> Core for ItchCore<S> {
         self.books.clear();
         self.named.clear();
         self.cleared.clear();
-        self.tell_clear = session.restart > 0;
     }
 
     fn prefetch(&self, message: &[u8]) {
@@ -478,12 +477,12 @@ impl<S: OrderStore> Core for ItchCore<S> {
             }
             Message::StockTradingAction(action) => self.trading_action(&subject, action)?,
             Message::RegShoRestriction(restriction) => {
-                self.named_by(&subject, stock_locate, &restriction.stock);
                 let restricted = match restriction.reg_sho_action {
                     b'0' => TriState::No,
                     b'1' | b'2' => TriState::Yes,
                     _ => return Err(DropReason::FieldInvalid),
                 };
+                self.named_by(&subject, stock_locate, &restriction.stock);
                 self.status(&subject, |record| {
                     record.action = StatusAction::SsrChange as u16;
                     record.is_short_sell_restricted = tri_char(restricted);
@@ -491,17 +490,20 @@ impl<S: OrderStore> Core for ItchCore<S> {
                 Applied::default()
             }
             Message::OperationalHalt(halt) => {
-                self.named_by(&subject, stock_locate, &halt.stock);
                 let (action, is_trading) = match halt.operational_halt_action {
                     b'H' => (StatusAction::Halt, TriState::No),
                     b'T' => (StatusAction::Trading, TriState::Yes),
                     _ => return Err(DropReason::FieldInvalid),
                 };
-                self.status(&subject, |record| {
-                    record.action = action as u16;
-                    record.reason = StatusReason::Operational as u16;
-                    record.is_trading = tri_char(is_trading);
-                });
+                self.named_by(&subject, stock_locate, &halt.stock);
+                // A halt of one of Nasdaq's other markets says nothing about this one.
+                if halt.market_code == market_code(self.feed) {
+                    self.status(&subject, |record| {
+                        record.action = action as u16;
+                        record.reason = StatusReason::Operational as u16;
+                        record.is_trading = tri_char(is_trading);
+                    });
+                }
                 Applied::default()
             }
             Message::MwcbStatus(breach) => {
@@ -549,10 +551,10 @@ impl<S: OrderStore> Core for ItchCore<S> {
                 Applied::default()
             }
             // What DBN has no record for.
+            Message::BrokenTrade(_) => Applied { notice: Some(Notice::TradeBroken), ..Applied::default() },
             Message::SystemEvent(_)
             | Message::MarketParticipantPosition(_)
             | Message::IpoQuotingPeriodUpdate(_)
-            | Message::BrokenTrade(_)
             | Message::RetailPriceImprovementIndicator(_)
             | Message::DirectListingWithCapitalRaise(_) => Applied::default(),
         };
@@ -646,5 +648,14 @@ fn exchange(feed: Feed) -> &'static str {
         Feed::BxItch => "XBOS",
         Feed::PsxItch => "XPSX",
         _ => "XNAS",
+    }
+}
+
+/// How the Operational Halt message names the market of a feed.
+fn market_code(feed: Feed) -> u8 {
+    match feed {
+        Feed::BxItch => b'B',
+        Feed::PsxItch => b'X',
+        _ => b'Q',
     }
 }

@@ -8,10 +8,10 @@ use super::{
     iex::IexChannel,
 };
 use crate::{
-    book::{BookFault, BookFaultCounts, InstrumentIndex, Side},
+    book::{BookFault, BookFaultCounts, Side},
     drop_reason::DropReason,
     identity::{Sequence, Session},
-    normalise::records::{Action, Happening, Records, Subject, e9_from_e4, size_u32},
+    normalise::records::{Action, Happening, Records, e9_from_e4, size_u32},
     transport::{VenueSession, iextp},
     venue::iex::{
         admin::TradeReport,
@@ -23,9 +23,17 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct TopsCore {
     channel: IexChannel,
-    /// The quote of each instrument: shown with its trades. An empty side is undefined.
-    quotes: Vec<BidAskPair>,
+    quotes: Vec<Quote>,
     faults: BookFaultCounts,
+}
+
+/// The quote of one instrument: shown with its trades.
+#[derive(Clone, Debug, Default)]
+struct Quote {
+    /// An empty side is undefined.
+    pair: BidAskPair,
+    /// Quotes may have been missed since, or it is crossed. The next quote is whole in itself and mends it.
+    is_suspect: bool,
 }
 
 /// Flag of the last record that a message made for its instrument.
@@ -37,7 +45,7 @@ impl TopsCore {
     pub(super) fn new(config: &ChannelConfig) -> Self {
         Self {
             channel: IexChannel::new(config),
-            quotes: vec![BidAskPair::default(); config.books.instruments_max as usize],
+            quotes: vec![Quote::default(); config.books.instruments_max as usize],
             faults: BookFaultCounts::default(),
         }
     }
@@ -47,10 +55,10 @@ impl TopsCore {
         let (bid_px, bid_sz) = side(quote.bid_price_e4.get(), quote.bid_size.get());
         let (ask_px, ask_sz) = side(quote.ask_price_e4.get(), quote.ask_size.get());
         let pair = BidAskPair { bid_px, ask_px, bid_sz, ask_sz, bid_ct: 0, ask_ct: 0 };
-        if let Some(slot) = self.quotes.get_mut(instrument.0 as usize) {
-            *slot = pair.clone();
-        }
         let is_crossed = bid_px != UNDEF_PRICE && ask_px != UNDEF_PRICE && bid_px > ask_px;
+        if let Some(slot) = self.quotes.get_mut(instrument.0 as usize) {
+            *slot = Quote { pair: pair.clone(), is_suspect: is_crossed };
+        }
         if is_crossed {
             self.faults.count(BookFault::Crossed);
         }
@@ -84,16 +92,17 @@ impl TopsCore {
     fn trade(&mut self, trade: &TradeReport, sequence: Sequence) -> Result<Applied, DropReason> {
         let (instrument, subject) = self.channel.subject(trade.symbol, trade.timestamp_ns.get(), sequence)?;
         let what = trade_of(trade);
-        push_trade(&mut self.channel, &subject, &what);
-        if self.channel.wants(SchemaSet::MBP_1) {
-            let top = self.top(instrument);
-            self.channel.records.push(&subject.mbp_1(&what, top));
+        let Quote { pair, is_suspect } = self.quotes.get(instrument.0 as usize).cloned().unwrap_or_default();
+        if self.channel.wants(SchemaSet::MBO) {
+            self.channel.records.push(&subject.mbo(&what));
         }
-        Ok(Applied::default())
-    }
-
-    fn top(&self, instrument: InstrumentIndex) -> BidAskPair {
-        self.quotes.get(instrument.0 as usize).cloned().unwrap_or_default()
+        if self.channel.wants(SchemaSet::TRADES) {
+            self.channel.records.push(&subject.trade(&what));
+        }
+        if self.channel.wants(SchemaSet::MBP_1) {
+            self.channel.records.push(&subject.mbp_1(&what, pair));
+        }
+        Ok(Applied { suspect: is_suspect, ..Applied::default() })
     }
 }
 
@@ -102,14 +111,19 @@ impl Core for TopsCore {
 
     fn begin_session(&mut self, _session: Session) {
         self.channel.begin_session();
-        self.quotes.fill(BidAskPair::default());
+        self.quotes.fill(Quote::default());
     }
 
     fn prefetch(&self, _message: &[u8]) {}
 
     fn apply(&mut self, message: &[u8], sequence: Sequence) -> Result<Applied, DropReason> {
         self.channel.records.clear();
-        match Message::parse(message)? {
+        let message = Message::parse(message).inspect_err(|reason| {
+            if *reason != DropReason::MessageTypeUnknown {
+                self.on_gap();
+            }
+        })?;
+        match message {
             Message::QuoteUpdate(quote) => self.quote(quote, sequence),
             Message::TradeReport(trade) => self.trade(trade, sequence),
             Message::Admin(admin) => self.channel.admin(&admin, sequence),
@@ -120,9 +134,9 @@ impl Core for TopsCore {
         &self.channel.records
     }
 
-    /// Every quote is whole in itself, so a gap leaves no doubt about those that follow.
+    /// Every quote is whole in itself, so a gap leaves no doubt about those that follow. Until then none is shown.
     fn on_gap(&mut self) {
-        self.quotes.fill(BidAskPair::default());
+        self.quotes.fill(Quote { pair: BidAskPair::default(), is_suspect: true });
     }
 
     /// IEX recovers by other means than a request for a range.
@@ -135,7 +149,7 @@ impl Core for TopsCore {
     }
 
     fn memory_bytes(&self) -> usize {
-        self.quotes.len() * size_of::<BidAskPair>()
+        self.quotes.len() * size_of::<Quote>()
     }
 }
 
@@ -149,16 +163,6 @@ pub(super) fn trade_of(trade: &TradeReport) -> Happening {
         order_id: 0,
         depth: 0,
         flags: LAST,
-    }
-}
-
-/// The trade's records without levels.
-pub(super) fn push_trade(channel: &mut IexChannel, subject: &Subject, what: &Happening) {
-    if channel.wants(SchemaSet::MBO) {
-        channel.records.push(&subject.mbo(what));
-    }
-    if channel.wants(SchemaSet::TRADES) {
-        channel.records.push(&subject.trade(what));
     }
 }
 

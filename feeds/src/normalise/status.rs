@@ -78,6 +78,7 @@ pub fn iex_trading_state(code: u8) -> Option<TradingState> {
 pub fn iex_reason(code: [u8; 4]) -> StatusReason {
     match code.trim_ascii_end() {
         b"T1" => StatusReason::NewsPending,
+        b"T2" => StatusReason::NewsReleased,
         b"IPO1" | b"IPO2" | b"IPO3" | b"IPOD" => StatusReason::NewSecurityOffering,
         b"MCB1" => StatusReason::MarketWideHaltLevel1,
         b"MCB2" => StatusReason::MarketWideHaltLevel2,
