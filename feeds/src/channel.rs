@@ -711,3 +711,6 @@ fn delta_ns(ts_recv: UnixNs, sent: u64) -> i32 {
     let delta = i128::from(ts_recv.0) - i128::from(sent);
     i32::try_from(delta).unwrap_or(if delta < 0 { i32::MIN } else { i32::MAX })
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,91 @@
+//! Promises of the channel: what comes of each message, session by session, told as text.
+//!
+//! A step is a datagram on a line or time that passes; what comes out is a text with one line for each call of the sink
+//! and each record. A table in a test is the row of the specification that it promises.
+#![allow(clippy::cast_possible_truncation, reason = "test sizes are small")]
+
+mod deep;
+mod input;
+mod itch;
+mod properties;
+mod sessions;
+mod shown;
+mod tops;
+
+use expect_test::Expect;
+
+use self::{input::Stream, shown::Seen};
+use super::*;
+
+/// A channel and all that came out of it.
+struct World {
+    channel: Channel,
+    seen: Seen,
+    now: MonoNs,
+}
+
+/// 2019-01-30 09:30 in New York.
+const OPEN: UnixNs = UnixNs(1_548_858_600_000_000_000);
+/// When datagrams are received, after [`OPEN`].
+const WIRE_NS: u64 = 7_000;
+
+impl World {
+    fn new(config: ChannelConfig) -> Self {
+        Self { channel: Channel::new(config), seen: Seen::default(), now: MonoNs(1) }
+    }
+
+    /// With small books and one line, on a given day.
+    fn config(feed: Feed, schemas: SchemaSet) -> ChannelConfig {
+        let books = BookLimits { instruments_max: 64, orders_max: 2_000, levels_max: 2_000, order_hash_seed: 0 };
+        let arbiter = ArbiterConfig { lines: 2, gap_timeout_ns: 1_000_000, ..ArbiterConfig::default() };
+        ChannelConfig {
+            schemas,
+            books,
+            arbiter,
+            date: TradingDate::from_yyyymmdd(20_190_130),
+            ..ChannelConfig::new(ChannelId(0), feed)
+        }
+    }
+
+    fn datagram(&mut self, line: Line, bytes: &[u8]) -> &mut Self {
+        let datagram = Datagram { line, bytes, ts_recv: UnixNs(OPEN.0 + WIRE_NS) };
+        self.channel.accept(datagram, self.now, &mut self.seen);
+        self
+    }
+
+    fn datagrams<'a>(&mut self, packets: impl IntoIterator<Item = &'a Vec<u8>>) -> &mut Self {
+        for packet in packets {
+            self.datagram(Line::A, packet);
+        }
+        self
+    }
+
+    /// Lets every gap time out.
+    fn wait(&mut self) -> &mut Self {
+        self.now = self.now.plus(10_000_000);
+        self.channel.on_deadline(self.now, &mut self.seen);
+        self
+    }
+
+    /// What came out since the last look.
+    fn shows(&mut self, expected: &Expect) -> &mut Self {
+        expected.assert_eq(&self.seen.take_text());
+        self
+    }
+}
+
+/// What the messages give, in one packet on one line: without the session's begin and the state of the channel, which
+/// are the same every time.
+fn check(feed: Feed, schemas: SchemaSet, messages: &[Vec<u8>], expected: &Expect) -> World {
+    let mut world = World::new(World::config(feed, schemas));
+    let packets = Stream::new(feed).packets(messages, usize::MAX);
+    world.datagrams(&packets);
+    let text = world.seen.take_text();
+    let text: String = text
+        .lines()
+        .filter(|line| !line.starts_with("session ") && *line != "state Live")
+        .map(|line| format!("{line}\n"))
+        .collect();
+    expected.assert_eq(&text);
+    world
+}

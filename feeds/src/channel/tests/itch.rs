@@ -1,0 +1,608 @@
+//! ITCH 5.0, row by row.
+
+use expect_test::expect;
+
+use super::{input::*, *};
+use crate::{book::BookFault, venue::nasdaq::itch50::*};
+
+const MBO: SchemaSet = SchemaSet::MBO;
+const ALL: SchemaSet = SchemaSet(0xff);
+
+fn by_price() -> SchemaSet {
+    SchemaSet::MBP_1.with(SchemaSet::MBP_10).with(SchemaSet::TRADES)
+}
+
+fn rows(schemas: SchemaSet, messages: &[Vec<u8>], expected: &Expect) -> World {
+    check(Feed::NasdaqItch, schemas, messages, expected)
+}
+
+#[test]
+fn adds_name_and_clear_an_instrument_once_and_drop_the_attribution() {
+    rows(
+        MBO,
+        &[add(7, 1, BUY, 100, 100_000), add_mpid(7, 2, SELL, 50, 101_234)],
+        &expect![[r#"
+        1 delta 7000
+          mapping 7 S7
+          mbo R N - x0 #0
+          mbo A B 10 x100 #1 L
+        2 delta 7000
+          mbo A A 10.1234 x50 #2 L
+    "#]],
+    );
+}
+
+#[test]
+fn an_execution_is_trade_fill_and_cancel_under_one_sequence() {
+    rows(
+        MBO,
+        &[add(7, 1, BUY, 100, 100_000), execute(7, 1, 40), execute(7, 1, 60)],
+        &expect![[r#"
+        1 delta 7000
+          mapping 7 S7
+          mbo R N - x0 #0
+          mbo A B 10 x100 #1 L
+        2 delta 7000
+          mbo T A 10 x40 #0
+          mbo F B 10 x40 #1
+          mbo C B 10 x40 #1 L
+        3 delta 7000
+          mbo T A 10 x60 #0
+          mbo F B 10 x60 #1
+          mbo C B 10 x60 #1 L
+    "#]],
+    );
+}
+
+#[test]
+fn an_execution_at_another_price_cancels_at_the_orders_own() {
+    let messages =
+        [add(7, 1, SELL, 100, 100_000), execute_at(7, 1, 30, b'Y', 99_000), execute_at(7, 1, 30, b'N', 99_000)];
+    rows(
+        MBO,
+        &messages,
+        &expect![[r#"
+        1 delta 7000
+          mapping 7 S7
+          mbo R N - x0 #0
+          mbo A A 10 x100 #1 L
+        2 delta 7000
+          mbo T B 9.9 x30 #0
+          mbo F A 9.9 x30 #1
+          mbo C A 10 x30 #1 L
+        3 delta 7000
+          mbo F A 9.9 x30 #1
+          mbo C A 10 x30 #1 L
+    "#]],
+    );
+    rows(
+        by_price(),
+        &messages,
+        &expect![[r#"
+        1 delta 7000
+          mapping 7 S7
+          mbp1 A A 10 x100 L d0 [- | 10x100(1)]
+          mbp10 A A 10 x100 L d0 [- | 10x100(1)]
+        2 delta 7000
+          trade T B 9.9 x30 L
+          mbp1 T B 9.9 x30 d0 [- | 10x100(1)]
+          mbp10 T B 9.9 x30 d0 [- | 10x100(1)]
+          mbp1 C A 10 x30 L d0 [- | 10x70(1)]
+          mbp10 C A 10 x30 L d0 [- | 10x70(1)]
+        3 delta 7000
+          mbp1 C A 10 x30 L d0 [- | 10x40(1)]
+          mbp10 C A 10 x30 L d0 [- | 10x40(1)]
+    "#]],
+    );
+}
+
+#[test]
+fn cancels_tell_what_went_and_deletes_all_that_was_left() {
+    rows(
+        MBO,
+        &[add(7, 1, BUY, 100, 100_000), cancel(7, 1, 30), delete(7, 1)],
+        &expect![[r#"
+        1 delta 7000
+          mapping 7 S7
+          mbo R N - x0 #0
+          mbo A B 10 x100 #1 L
+        2 delta 7000
+          mbo C B 10 x30 #1 L
+        3 delta 7000
+          mbo C B 10 x70 #1 L
+    "#]],
+    );
+}
+
+#[test]
+fn a_replacement_is_cancel_and_add() {
+    rows(
+        MBO,
+        &[add(7, 1, SELL, 100, 100_000), replace(7, 1, 2, 80, 99_000)],
+        &expect![[r#"
+        1 delta 7000
+          mapping 7 S7
+          mbo R N - x0 #0
+          mbo A A 10 x100 #1 L
+        2 delta 7000
+          mbo C A 10 x100 #1
+          mbo A A 9.9 x80 #2 L
+    "#]],
+    );
+}
+
+#[test]
+fn hidden_executions_tell_the_aggressor_only_when_the_venue_does() {
+    rows(
+        MBO,
+        &[hidden(7, BUY, 10, 100_000), hidden(7, SELL, 10, 100_000), hidden(7, BUY, 0, 100_000)],
+        &expect![[r#"
+            1 delta 7000
+              mapping 7 S7
+              mbo R N - x0 #0
+              mbo T N 10 x10 #0 L
+            2 delta 7000
+              mbo T B 10 x10 #0 L
+        "#]],
+    );
+}
+
+#[test]
+fn crosses_are_trades_without_a_side_and_their_kind_is_a_statistic() {
+    let messages = [
+        cross(7, 5_000, 100_000, b'O'),
+        cross(7, 0, 0, b'H'),
+        cross(7, 5_000_000_000, 100_000, b'C'),
+        cross(7, 1, 100_000, b'H'),
+    ];
+    rows(
+        MBO.with(SchemaSet::STATISTICS).with(SchemaSet::TRADES),
+        &messages,
+        &expect![[r#"
+        1 delta 7000
+          mapping 7 S7
+          mbo R N - x0 #0
+          mbo T N 10 x5000 #0 L
+          trade T N 10 x5000 L
+          statistic 1 10 x5000
+        3 delta 7000
+          mbo T N 10 x4294967294 #0 L
+          trade T N 10 x4294967294 L
+          statistic 11 10 x5000000000
+        4 delta 7000
+          mbo T N 10 x1 #0 L
+          trade T N 10 x1 L
+          statistic 16 10 x1
+    "#]],
+    );
+}
+
+#[test]
+fn broken_trades_are_counted() {
+    let broken = itch!(b'B', 7, BrokenTrade { match_number: 5_u64 });
+    let world = rows(ALL, &[broken], &expect![[r#""#]]);
+    assert_eq!(world.channel.counters().trades_broken, 1);
+}
+
+#[test]
+fn trading_actions_are_states_with_their_reasons() {
+    let messages = [halt(7, b'H', *b"T1  "), halt(7, b'Q', *b"T3  "), halt(7, b'T', *b"    "), halt(7, b'P', *b"LUDP")];
+    rows(
+        ALL,
+        &messages,
+        &expect![[r#"
+        1 delta 7000
+          mapping 7 S7
+          status 8 reason 30 trading N quoting N restricted ~
+        2 delta 7000
+          status 3 reason 32 trading N quoting Y restricted ~
+        3 delta 7000
+          status 7 reason 0 trading Y quoting Y restricted ~
+        4 delta 7000
+          status 9 reason 50 trading N quoting N restricted ~
+    "#]],
+    );
+}
+
+#[test]
+fn restrictions_and_operational_halts_are_states() {
+    let operational = |market: u8, action: u8| {
+        itch!(b'h', 7, OperationalHalt { stock: stock(7), market_code: market, operational_halt_action: action })
+    };
+    let messages = [reg_sho(7, b'1'), reg_sho(7, b'0'), operational(b'Q', b'H'), operational(b'Q', b'T')];
+    rows(
+        ALL,
+        &messages,
+        &expect![[r#"
+        1 delta 7000
+          mapping 7 S7
+          status 14 reason 0 trading ~ quoting ~ restricted Y
+        2 delta 7000
+          status 14 reason 0 trading ~ quoting ~ restricted N
+        3 delta 7000
+          status 8 reason 60 trading N quoting ~ restricted ~
+        4 delta 7000
+          status 7 reason 60 trading Y quoting ~ restricted ~
+    "#]],
+    );
+    // A sister market's halt names the instrument and says no more.
+    rows(
+        ALL,
+        &[operational(b'B', b'H')],
+        &expect![[r#"
+        1 delta 7000
+          mapping 7 S7
+    "#]],
+    );
+}
+
+#[test]
+fn circuit_breakers_are_states_and_statistics_of_the_market() {
+    let levels = itch!(
+        b'V',
+        0,
+        MwcbDeclineLevel {
+            level_1_e8: 270_000_000_000_u64,
+            level_2_e8: 250_000_000_000_u64,
+            level_3_e8: 230_000_000_001_u64,
+        }
+    );
+    rows(
+        ALL,
+        &[levels, itch!(b'W', 0, MwcbStatus { breached_level: b'2' })],
+        &expect![[r#"
+        1 delta 7000
+          statistic 21 2700 x-
+          statistic 22 2500 x-
+          statistic 23 2300.00000001 x-
+        2 delta 7000
+          status 8 reason 121 trading N quoting ~ restricted ~
+    "#]],
+    );
+}
+
+#[test]
+fn auction_collars_are_statistics() {
+    let collar = itch!(
+        b'J',
+        7,
+        LuldAuctionCollar {
+            stock: stock(7),
+            auction_collar_reference_price_e4: 100_000_u32,
+            upper_auction_collar_price_e4: 105_000_u32,
+            lower_auction_collar_price_e4: 95_000_u32,
+        }
+    );
+    rows(
+        ALL,
+        &[collar],
+        &expect![[r#"
+        1 delta 7000
+          mapping 7 S7
+          statistic 24 10 x-
+          statistic 25 10.5 x-
+          statistic 26 9.5 x-
+    "#]],
+    );
+}
+
+#[test]
+fn order_imbalances_leave_undefined_what_the_venue_doesnt_tell() {
+    let full = itch!(
+        b'I',
+        7,
+        NetOrderImbalanceIndicator {
+            paired_shares: 700_u64,
+            imbalance_shares: u64::MAX,
+            imbalance_direction: b'S',
+            stock: stock(7),
+            far_price_e4: 101_000_u32,
+            near_price_e4: 102_000_u32,
+            current_reference_price_e4: 100_000_u32,
+            cross_type: b'C',
+            price_variation_indicator: b'L',
+        }
+    );
+    let empty = itch!(
+        b'I',
+        7,
+        NetOrderImbalanceIndicator {
+            stock: stock(7),
+            imbalance_direction: b'O',
+            cross_type: b'O',
+            price_variation_indicator: b' ',
+        }
+    );
+    rows(
+        ALL,
+        &[full, empty],
+        &expect![[r#"
+        1 delta 7000
+          mapping 7 S7
+          imbalance ref 10 book 10.2 auction 10.1 match - collars - - paired 700 left 4294967294 type C side A extensions 0 significant L
+        2 delta 7000
+          imbalance ref - book - auction - match - collars - - paired 0 left 0 type O side N extensions 0 significant ~
+    "#]],
+    );
+}
+
+#[test]
+fn a_directory_entry_is_a_definition() {
+    let directory = itch!(b'R', 7, StockDirectory { stock: stock(7), round_lot_size: 100_u32 });
+    rows(
+        ALL,
+        &[directory.clone(), directory],
+        &expect![[r#"
+        1 delta 7000
+          mapping 7 S7
+          definition 7 S7 on XNAS class K
+        2 delta 7000
+          definition 7 S7 on XNAS class K
+    "#]],
+    );
+}
+
+#[test]
+fn messages_without_a_record_give_no_frame() {
+    let messages = [
+        itch!(b'S', 0, SystemEvent { event_code: b'O' }),
+        itch!(b'L', 7, MarketParticipantPosition { stock: stock(7) }),
+        itch!(b'K', 7, IpoQuotingPeriodUpdate { stock: stock(7) }),
+        itch!(b'N', 7, RetailPriceImprovementIndicator { stock: stock(7) }),
+        itch!(b'O', 7, DirectListingWithCapitalRaise { stock: stock(7) }),
+    ];
+    let world = rows(ALL, &messages, &expect![[r#""#]]);
+    assert_eq!((world.channel.counters().messages, world.channel.counters().messages_refused), (5, 0));
+    assert_eq!(world.seen.settled, Some(Sequence(6)));
+}
+
+#[test]
+fn trades_show_the_book_before_and_changes_the_book_after() {
+    let messages = [
+        add(7, 1, BUY, 100, 100_000),
+        add(7, 2, SELL, 50, 101_000),
+        add(7, 3, BUY, 10, 99_000),
+        execute(7, 1, 40),
+        // Not the best level: no mbp-1.
+        cancel(7, 3, 4),
+        delete(7, 1),
+        hidden(7, BUY, 5, 100_500),
+    ];
+    rows(
+        by_price(),
+        &messages,
+        &expect![[r#"
+        1 delta 7000
+          mapping 7 S7
+          mbp1 A B 10 x100 L d0 [10x100(1) | -]
+          mbp10 A B 10 x100 L d0 [10x100(1) | -]
+        2 delta 7000
+          mbp1 A A 10.1 x50 L d0 [10x100(1) | 10.1x50(1)]
+          mbp10 A A 10.1 x50 L d0 [10x100(1) | 10.1x50(1)]
+        3 delta 7000
+          mbp10 A B 9.9 x10 L d1 [10x100(1) | 10.1x50(1), 9.9x10(1) | -]
+        4 delta 7000
+          trade T A 10 x40 L
+          mbp1 T A 10 x40 d0 [10x100(1) | 10.1x50(1)]
+          mbp10 T A 10 x40 d0 [10x100(1) | 10.1x50(1), 9.9x10(1) | -]
+          mbp1 C B 10 x40 L d0 [10x60(1) | 10.1x50(1)]
+          mbp10 C B 10 x40 L d0 [10x60(1) | 10.1x50(1), 9.9x10(1) | -]
+        5 delta 7000
+          mbp10 C B 9.9 x4 L d1 [10x60(1) | 10.1x50(1), 9.9x6(1) | -]
+        6 delta 7000
+          mbp1 C B 10 x60 L d0 [9.9x6(1) | 10.1x50(1)]
+          mbp10 C B 10 x60 L d0 [9.9x6(1) | 10.1x50(1)]
+        7 delta 7000
+          trade T N 10.05 x5 L
+          mbp1 T N 10.05 x5 L d0 [9.9x6(1) | 10.1x50(1)]
+          mbp10 T N 10.05 x5 L d0 [9.9x6(1) | 10.1x50(1)]
+    "#]],
+    );
+}
+
+#[test]
+fn a_replacement_is_one_market_by_price_record() {
+    let messages = [
+        add(7, 1, BUY, 100, 100_000),
+        add(7, 2, BUY, 10, 99_000),
+        // Off the top: told by the half that left it.
+        replace(7, 1, 3, 100, 98_000),
+        // Below the top in both halves.
+        replace(7, 3, 4, 100, 97_000),
+    ];
+    rows(
+        by_price(),
+        &messages,
+        &expect![[r#"
+        1 delta 7000
+          mapping 7 S7
+          mbp1 A B 10 x100 L d0 [10x100(1) | -]
+          mbp10 A B 10 x100 L d0 [10x100(1) | -]
+        2 delta 7000
+          mbp10 A B 9.9 x10 L d1 [10x100(1) | -, 9.9x10(1) | -]
+        3 delta 7000
+          mbp1 C B 10 x100 L d0 [9.9x10(1) | -]
+          mbp10 A B 9.8 x100 L d1 [9.9x10(1) | -, 9.8x100(1) | -]
+        4 delta 7000
+          mbp10 A B 9.7 x100 L d1 [9.9x10(1) | -, 9.7x100(1) | -]
+    "#]],
+    );
+}
+
+#[test]
+fn what_lies_beyond_the_shown_levels_is_not_shown() {
+    let mut messages: Vec<_> = (0..11).map(|level| add(7, level + 1, BUY, 10, 100_000 - level as u32 * 100)).collect();
+    messages.extend([cancel(7, 11, 5), delete(7, 2)]);
+    let mut world = World::new(World::config(Feed::NasdaqItch, SchemaSet::MBP_10));
+    world.datagrams(&Stream::new(Feed::NasdaqItch).packets(&messages, usize::MAX));
+    let frames: Vec<u64> = world.seen.messages().iter().map(|frame| frame.sequence.0).collect();
+    // Neither the eleventh level nor its change; but it moves up when one goes.
+    assert_eq!(frames, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13]);
+    let last = world.seen.messages().pop().unwrap();
+    assert_eq!(shown::pairs(last.records()[0], 10)[9].bid_sz, 5);
+}
+
+#[test]
+fn all_schemas_of_one_message_stand_in_one_frame_each_with_its_own_last() {
+    rows(
+        ALL,
+        &[add(7, 1, BUY, 100, 100_000), execute(7, 1, 40)],
+        &expect![[r#"
+        1 delta 7000
+          mapping 7 S7
+          mbo R N - x0 #0
+          mbo A B 10 x100 #1 L
+          mbp1 A B 10 x100 L d0 [10x100(1) | -]
+          mbp10 A B 10 x100 L d0 [10x100(1) | -]
+        2 delta 7000
+          mbo T A 10 x40 #0
+          mbo F B 10 x40 #1
+          mbo C B 10 x40 #1 L
+          trade T A 10 x40 L
+          mbp1 T A 10 x40 d0 [10x100(1) | -]
+          mbp10 T A 10 x40 d0 [10x100(1) | -]
+          mbp1 C B 10 x40 L d0 [10x60(1) | -]
+          mbp10 C B 10 x40 L d0 [10x60(1) | -]
+    "#]],
+    );
+}
+
+/// What the book refuses gives no record, is counted, marks the book, and the packet is kept.
+#[test]
+fn contradictions_mark_the_book_and_are_kept() {
+    for (message, fault) in [
+        (execute(7, 9, 1), BookFault::UnknownOrder),
+        (cancel(7, 9, 1), BookFault::UnknownOrder),
+        (delete(7, 9), BookFault::UnknownOrder),
+        (replace(7, 9, 10, 1, 100_000), BookFault::UnknownOrder),
+        (add(7, 1, BUY, 1, 100_000), BookFault::DuplicateOrder),
+        (delete(8, 1), BookFault::InstrumentMismatch),
+        (add(7, 2, BUY, 0, 100_000), BookFault::ZeroSize),
+    ] {
+        let mut world = World::new(World::config(Feed::NasdaqItch, MBO));
+        let mut stream = Stream::new(Feed::NasdaqItch);
+        world.datagram(Line::A, &stream.packet(&[add(7, 1, BUY, 100, 100_000)]));
+        assert!(world.seen.messages().iter().all(|frame| !frame.is_suspect), "negative control");
+        let broken = stream.packet(&[message]);
+        world.datagram(Line::A, &broken);
+        assert_eq!(world.seen.messages().len(), 1, "{fault:?} gives no record");
+        assert_eq!(world.channel.book_faults().iter().collect::<Vec<_>>(), [(fault, 1)]);
+        let evidence: Vec<_> = world.channel.evidence().collect();
+        let [evidence] = evidence[..] else { panic!("{} kept", evidence.len()) };
+        assert!(matches!(evidence.broken.why, Why::Contradicted(found) if found.kind == fault));
+        assert_eq!((evidence.broken.sequence, evidence.bytes()), (Sequence(2), &broken[20..]));
+        world.datagram(Line::A, &stream.packet(&[cancel(7, 1, 1), add(9, 3, BUY, 1, 100_000)]));
+        let suspects: Vec<bool> = world.seen.messages()[1..].iter().map(|frame| frame.is_suspect).collect();
+        assert_eq!(suspects, [true, false], "{fault:?} is the instrument's alone");
+    }
+}
+
+#[test]
+fn what_is_applied_in_spite_of_a_fault_is_told_as_applied() {
+    let messages = [add(7, 1, BUY, 100, 100_000), add(7, 2, SELL, 100, 99_000), execute(7, 1, 150), cancel(7, 2, 101)];
+    let world = rows(
+        MBO,
+        &messages,
+        &expect![[r#"
+        1 delta 7000
+          mapping 7 S7
+          mbo R N - x0 #0
+          mbo A B 10 x100 #1 L
+        2 delta 7000 suspect
+          mbo A A 9.9 x100 #2 L
+        3 delta 7000 suspect
+          mbo T A 10 x100 #0
+          mbo F B 10 x100 #1
+          mbo C B 10 x100 #1 L
+        4 delta 7000 suspect
+          mbo C A 9.9 x100 #2 L
+    "#]],
+    );
+    let faults: Vec<_> = world.channel.book_faults().iter().collect();
+    assert_eq!(faults, [(BookFault::OverExecution, 1), (BookFault::OverCancel, 1), (BookFault::Crossed, 1)]);
+}
+
+#[test]
+fn orders_may_cross_while_trading_is_halted() {
+    let messages = [halt(7, b'H', *b"T1  "), add(7, 1, BUY, 100, 100_000), add(7, 2, SELL, 100, 99_000)];
+    let world = rows(
+        MBO,
+        &messages,
+        &expect![[r#"
+        1 delta 7000
+          mapping 7 S7
+        2 delta 7000
+          mbo R N - x0 #0
+          mbo A B 10 x100 #1 L
+        3 delta 7000
+          mbo A A 9.9 x100 #2 L
+    "#]],
+    );
+    assert_eq!(world.channel.book_faults().total(), 0);
+}
+
+#[test]
+fn damaged_messages_are_counted_kept_and_leave_every_book_in_doubt() {
+    let mut short = delete(7, 1);
+    short.pop();
+    let mut late = add(7, 4, BUY, 1, 100_000);
+    late[5..11].fill(0xff);
+    let mut sideless = add(7, 4, BUY, 1, 100_000);
+    sideless[19] = b'?';
+    for (message, reason, is_suspect) in [
+        (short, DropReason::MessageLength, true),
+        (vec![], DropReason::MessageLength, true),
+        (late, DropReason::FieldInvalid, true),
+        (sideless, DropReason::FieldInvalid, true),
+        (b"?unknown types may be ignored".to_vec(), DropReason::MessageTypeUnknown, false),
+        (halt(7, b'?', *b"    "), DropReason::FieldInvalid, false),
+        (reg_sho(7, b'?'), DropReason::FieldInvalid, false),
+    ] {
+        let mut world = World::new(World::config(Feed::NasdaqItch, ALL));
+        let mut stream = Stream::new(Feed::NasdaqItch);
+        let packet = stream.packet(&[add(8, 1, BUY, 100, 100_000), message, cancel(8, 1, 1)]);
+        world.datagram(Line::A, &packet);
+        let frames: Vec<_> = world.seen.messages().iter().map(|frame| (frame.sequence.0, frame.is_suspect)).collect();
+        assert_eq!(frames, [(1, false), (3, is_suspect)]);
+        assert_eq!(world.channel.drops().iter().collect::<Vec<_>>(), [(reason, 1)]);
+        assert_eq!(world.channel.counters().messages_refused, 1);
+        let kept: Vec<_> = world.channel.evidence().map(|kept| (kept.broken.why, kept.bytes().to_vec())).collect();
+        assert_eq!(kept, [(Why::Refused(reason), packet[20..].to_vec())]);
+    }
+}
+
+#[test]
+fn a_refused_message_does_not_use_up_the_name() {
+    rows(
+        ALL,
+        &[reg_sho(7, b'?'), reg_sho(7, b'1')],
+        &expect![[r#"
+        2 delta 7000
+          mapping 7 S7
+          status 14 reason 0 trading ~ quoting ~ restricted Y
+    "#]],
+    );
+}
+
+#[test]
+fn sister_markets_have_their_own_publisher_and_exchange() {
+    for (feed, publisher, exchange) in
+        [(Feed::NasdaqItch, 2_u16, "XNAS"), (Feed::BxItch, 3, "XBOS"), (Feed::PsxItch, 4, "XPSX")]
+    {
+        let mut world = World::new(World::config(feed, ALL));
+        let directory = itch!(b'R', 7, StockDirectory { stock: stock(7) });
+        world.datagram(Line::A, &Stream::new(feed).packet(&[directory]));
+        let frame = world.seen.messages().remove(0);
+        let definition = frame.records()[1];
+        assert_eq!(definition[2..4], publisher.to_le_bytes());
+        assert!(shown::shown(definition).contains(exchange));
+    }
+}
+
+#[test]
+fn times_are_of_the_trading_date_in_new_york() {
+    let mut world = World::new(World::config(Feed::NasdaqItch, MBO));
+    world.datagram(Line::A, &Stream::new(Feed::NasdaqItch).packet(&[add(7, 1, BUY, 1, 1)]));
+    let frame = world.seen.messages().remove(0);
+    assert!(frame.records().iter().all(|record| shown::u64_at(record, 8) == OPEN.0));
+}

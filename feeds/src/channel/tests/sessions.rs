@@ -1,0 +1,331 @@
+//! Sessions, gaps, states: what a channel says besides its messages.
+
+use expect_test::expect;
+
+use super::{input::*, *};
+use crate::venue::iex::admin::SystemEvent;
+
+const MBO: SchemaSet = SchemaSet::MBO;
+
+fn order(id: u64) -> Vec<u8> {
+    add(7, id, BUY, 100, 100_000)
+}
+
+fn itch() -> (World, Stream) {
+    (World::new(World::config(Feed::NasdaqItch, MBO)), Stream::new(Feed::NasdaqItch))
+}
+
+#[test]
+fn a_gap_is_declared_with_its_bounds_and_every_book_is_suspect() {
+    let (mut world, mut stream) = itch();
+    world.datagram(Line::A, &stream.packet(&[order(1)]));
+    drop(stream.packet(&[order(2), order(3)]));
+    world.datagram(Line::A, &stream.packet(&[order(4)])).shows(&expect![[r#"
+        session nasdaq-itch-5.0 2019-01-30 #0 from 1
+        1 delta 7000
+          mapping 7 S7
+          mbo R N - x0 #0
+          mbo A B 10 x100 #1 L
+        state Live
+    "#]]);
+    world.wait().shows(&expect![[r#"
+        gap [2, 4)
+        4 delta 7000 suspect
+          mbo A B 10 x100 #4 L
+    "#]]);
+    let late = Stream { first: 2, ..Stream::new(Feed::NasdaqItch) }.packet(&[order(2), order(3)]);
+    world.datagram(Line::B, &late).shows(&expect![[r#""#]]);
+    assert_eq!(world.channel.arbiter_drops().get(DropReason::LateAfterGap), 2);
+    assert_eq!((world.channel.counters().gaps, world.channel.counters().gap_messages), (1, 2));
+    assert_eq!(world.seen.settled, Some(Sequence(5)));
+}
+
+#[test]
+fn a_gap_that_the_other_line_fills_leaves_no_trace() {
+    let (mut world, mut stream) = itch();
+    let packets = stream.packets(&[order(1), order(2), order(3)], 1);
+    world.datagram(Line::A, &packets[0]).datagram(Line::A, &packets[2]).datagram(Line::B, &packets[1]);
+    world.wait().shows(&expect![[r#"
+        session nasdaq-itch-5.0 2019-01-30 #0 from 1
+        1 delta 7000
+          mapping 7 S7
+          mbo R N - x0 #0
+          mbo A B 10 x100 #1 L
+        state Live
+        2 delta 7000
+          mbo A B 10 x100 #2 L
+        3 delta 7000
+          mbo A B 10 x100 #3 L
+    "#]]);
+}
+
+#[test]
+fn a_heartbeat_that_is_ahead_shows_a_gap() {
+    let (mut world, mut stream) = itch();
+    world.datagram(Line::A, &stream.heartbeat());
+    drop(stream.packet(&[order(1)]));
+    world.datagram(Line::A, &stream.heartbeat()).wait().shows(&expect![[r#"
+        session nasdaq-itch-5.0 2019-01-30 #0 from 1
+        state Live
+        gap [1, 2)
+    "#]]);
+    assert_eq!(world.channel.counters().heartbeats, 2);
+}
+
+#[test]
+fn a_late_start_begins_where_it_is_and_every_book_is_suspect() {
+    let (mut world, mut stream) = itch();
+    stream.first = 500;
+    world.datagram(Line::A, &stream.packet(&[order(1)])).shows(&expect![[r#"
+        session nasdaq-itch-5.0 2019-01-30 #0 from 500
+        500 delta 7000 suspect
+          mapping 7 S7
+          mbo R N - x0 #0
+          mbo A B 10 x100 #1 L
+        state Live
+    "#]]);
+    assert_eq!(world.channel.counters().late_starts, 1);
+    // TOPS: what was never quoted here is in doubt too, until it is.
+    let mut tops = World::new(World::config(Feed::IexTops, SchemaSet::MBP_1));
+    let mut stream = Stream { first: 500, ..Stream::new(Feed::IexTops) };
+    tops.datagram(
+        Line::A,
+        &stream.packet(&[trade("ZIEXT", 1, 1), quote("ZIEXT", (1, 1), (1, 2)), trade("ZIEXT", 1, 1)]),
+    );
+    let suspects: Vec<bool> = tops.seen.messages().iter().map(|frame| frame.is_suspect).collect();
+    assert_eq!(suspects, [true, false, false]);
+}
+
+#[test]
+fn a_session_ends_once_all_of_it_has_come() {
+    let (mut world, mut stream) = itch();
+    let packets = stream.packets(&[order(1), order(2)], 1);
+    world.datagram(Line::A, &packets[0]).datagram(Line::A, &stream.end_of_session()).shows(&expect![[r#"
+        session nasdaq-itch-5.0 2019-01-30 #0 from 1
+        1 delta 7000
+          mapping 7 S7
+          mbo R N - x0 #0
+          mbo A B 10 x100 #1 L
+        state Live
+    "#]]);
+    world.datagram(Line::B, &packets[1]).shows(&expect![[r#"
+        2 delta 7000
+          mbo A B 10 x100 #2 L
+        state Ended
+        end of session
+    "#]]);
+    world.datagram(Line::B, &stream.end_of_session()).shows(&expect![[""]]);
+    assert_eq!(world.channel.state(), ChannelState::Ended);
+}
+
+#[test]
+fn an_end_before_what_was_delivered_is_refused() {
+    let (mut world, mut stream) = itch();
+    let early = stream.end_of_session();
+    world.datagram(Line::A, &stream.packet(&[order(1)]));
+    world.seen.take_text();
+    world.datagram(Line::A, &early).shows(&expect![[""]]);
+    assert_eq!(world.channel.drops().get(DropReason::SequenceInvalid), 1);
+    assert_eq!(world.channel.state(), ChannelState::Live);
+}
+
+#[test]
+fn an_end_that_the_venue_goes_beyond_was_none() {
+    let (mut world, mut stream) = itch();
+    world.datagram(Line::A, &stream.packet(&[order(1)])).datagram(Line::A, &stream.end_of_session());
+    assert_eq!(world.channel.state(), ChannelState::Ended);
+    world.seen.take_text();
+    world.datagram(Line::A, &stream.packet(&[order(2)])).shows(&expect![[r#"
+        2 delta 7000
+          mbo A B 10 x100 #2 L
+        state Live
+    "#]]);
+}
+
+#[test]
+fn iex_ends_its_session_in_the_messages() {
+    let mut end = <SystemEvent as zerocopy::FromZeros>::new_zeroed();
+    (end.message_type, end.system_event) = (b'S', b'C');
+    let end = end.as_bytes().to_vec();
+    for feed in [Feed::IexTops, Feed::IexDeep] {
+        let mut world = World::new(World::config(feed, SchemaSet::TRADES));
+        let mut stream = Stream::new(feed);
+        world.datagram(Line::A, &stream.packet(&[trade("ZIEXT", 1, 10_000)]));
+        world.seen.take_text();
+        world.datagram(Line::A, &stream.packet(std::slice::from_ref(&end))).shows(&expect![[r#"
+            state Ended
+            end of session
+        "#]]);
+    }
+}
+
+#[test]
+fn a_new_session_begins_with_empty_books_and_names_everything_again() {
+    let (mut world, mut stream) = itch();
+    world.datagram(Line::A, &stream.packet(&[order(1)]));
+    let held = Stream { first: 3, ..Stream::new(Feed::NasdaqItch) }.packet(&[order(3)]);
+    world.datagram(Line::A, &held);
+    world.seen.take_text();
+    let mut second = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) };
+    // What the old session still held comes out first, under its own name.
+    world.datagram(Line::A, &second.packet(&[order(1), execute(7, 1, 100)])).shows(&expect![[r#"
+        gap [2, 3)
+        3 delta 7000 suspect
+          mbo A B 10 x100 #3 L
+        state Ended
+        end of session
+        session nasdaq-itch-5.0 2019-01-30 #1 from 1
+        1 delta 7000
+          mapping 7 S7
+          mbo R N - x0 #0
+          mbo A B 10 x100 #1 L
+        2 delta 7000
+          mbo T A 10 x100 #0
+          mbo F B 10 x100 #1
+          mbo C B 10 x100 #1 L
+        state Live
+    "#]]);
+    assert_eq!(world.channel.book_faults().total(), 0, "order 1 is not of the old session");
+    // The slower line still is in the old one.
+    world.datagram(Line::B, &stream.packet(&[order(2)])).shows(&expect![[""]]);
+    assert_eq!(world.channel.drops().get(DropReason::SessionStale), 1);
+}
+
+#[test]
+fn a_session_joined_in_its_middle_begins_with_a_gap_where_we_listened_before() {
+    let (mut world, mut stream) = itch();
+    world.datagram(Line::A, &stream.packet(&[order(1)]));
+    world.seen.take_text();
+    let mut second = Stream { name: b'2', first: 40, ..Stream::new(Feed::NasdaqItch) };
+    let packets = second.packets(&[order(1), order(2), order(3), order(4)], 1);
+    world.datagram(Line::A, &packets[0]).datagram(Line::A, &packets[1]).shows(&expect![[""]]);
+    assert_eq!(world.channel.drops().get(DropReason::SessionUnconfirmed), 2);
+    world.datagram(Line::A, &packets[2]).datagram(Line::A, &packets[3]).wait().shows(&expect![[r#"
+        state Ended
+        end of session
+        session nasdaq-itch-5.0 2019-01-30 #1 from 1
+        gap [1, 42)
+        42 delta 7000 suspect
+          mapping 7 S7
+          mbo R N - x0 #0
+          mbo A B 10 x100 #3 L
+        43 delta 7000 suspect
+          mbo A B 10 x100 #4 L
+        state Live
+    "#]]);
+}
+
+#[test]
+fn iex_restarts_within_one_session_id() {
+    let mut world = World::new(World::config(Feed::IexDeep, SchemaSet::MBP_1));
+    let mut stream = Stream::new(Feed::IexDeep);
+    let first = stream.packet(&[level(b'8', "ZIEXT", 100, 990_500, 1), level(b'8', "ZIEXT", 90, 990_500, 1)]);
+    world.datagram(Line::A, &first).datagram(Line::B, &first);
+    world.seen.take_text();
+    let mut again = Stream { sent_ns: 60_000_000_000, ..Stream::new(Feed::IexDeep) };
+    world.datagram(Line::A, &again.heartbeat()).shows(&expect![[r#"
+        state Ended
+        end of session
+        session iex-deep-1.0 2019-01-30 #1 from 1
+        state Live
+    "#]]);
+    world.datagram(Line::A, &again.packet(&[level(b'8', "ZIEXT", 70, 990_500, 1)])).shows(&expect![[r#"
+        1 delta -2147483648
+          mapping 1190146663 ZIEXT
+          mbp1 A B 99.05 x70 LM d0 [99.05x70(0) | -]
+    "#]]);
+    // The other line's copy of the old numbering.
+    world.datagram(Line::B, &first).shows(&expect![[""]]);
+    assert_eq!(world.channel.drops().get(DropReason::SessionStale), 1);
+    assert_eq!(world.channel.counters().sessions, 2);
+}
+
+#[test]
+fn answers_of_the_retransmission_server_begin_no_session() {
+    let (mut world, mut stream) = itch();
+    world.datagram(Line::RECOVERY, &stream.packet(&[order(1)])).shows(&expect![[""]]);
+    let mut stream = Stream::new(Feed::NasdaqItch);
+    world.datagram(Line::A, &stream.packet(&[order(1)]));
+    world.seen.take_text();
+    let other = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) }.packet(&[order(1)]);
+    world.datagram(Line::RECOVERY, &other).shows(&expect![[""]]);
+    assert_eq!(world.channel.drops().get(DropReason::SessionStale), 2);
+}
+
+#[test]
+fn unsequenced_packets_are_taken_in_the_order_they_come_where_that_is_allowed() {
+    let unnumbered = |id| {
+        let mut packet = Stream { name: b' ', ..Stream::new(Feed::NasdaqItch) }.packet(&[order(id)]);
+        packet[10..18].fill(0);
+        packet
+    };
+    let (mut refusing, _) = itch();
+    refusing.datagram(Line::A, &unnumbered(1)).shows(&expect![[""]]);
+    assert_eq!(refusing.channel.drops().get(DropReason::SequenceInvalid), 1);
+    let config = World::config(Feed::NasdaqItch, MBO);
+    let mut world = World::new(ChannelConfig { accept_unsequenced: true, ..config });
+    world.datagram(Line::A, &unnumbered(1)).datagram(Line::A, &unnumbered(2)).shows(&expect![[r#"
+        session nasdaq-itch-5.0 2019-01-30 #0 from 1
+        1 delta 7000
+          mapping 7 S7
+          mbo R N - x0 #0
+          mbo A B 10 x100 #1 L
+        state Live
+        2 delta 7000
+          mbo A B 10 x100 #2 L
+    "#]]);
+    assert_eq!(world.channel.counters().unsequenced, 2);
+}
+
+#[test]
+fn silence_on_every_line_is_told_as_a_state() {
+    let mut config = World::config(Feed::NasdaqItch, MBO);
+    config.arbiter.line_silence_ns = Some(5_000_000);
+    let mut world = World::new(config);
+    let stream = Stream::new(Feed::NasdaqItch);
+    world.datagram(Line::A, &stream.heartbeat());
+    world.seen.take_text();
+    world.wait().shows(&expect![[r#"
+        state Stale
+    "#]]);
+    world.datagram(Line::B, &stream.heartbeat()).shows(&expect![[r#"
+        state Live
+    "#]]);
+}
+
+#[test]
+fn times_are_told_from_the_venues_sending_clamped() {
+    let mut world = World::new(World::config(Feed::IexTops, SchemaSet::TRADES));
+    for (sent_ns, delta) in [(0, "7000"), (7_001, "-1"), (10_000_000_000, "-2147483648")] {
+        let mut stream = Stream { sent_ns, first: world.seen.frames.len() as u64 + 1, ..Stream::new(Feed::IexTops) };
+        let packet = stream.packet(&[trade("ZIEXT", 1, 1)]);
+        world.datagram(Line::A, &packet);
+        let text = world.seen.take_text();
+        assert!(text.contains(&format!(" delta {delta}\n")), "{text}");
+        // The state's frame makes the first sequence one too many.
+        world.seen.frames.retain(|frame| frame.kind == FrameKind::Message);
+    }
+}
+
+#[test]
+fn refused_datagrams_are_counted_and_kept() {
+    let (mut world, mut stream) = itch();
+    let mut cut = stream.packet(&[order(1)]);
+    cut.pop();
+    world.datagram(Line::A, &cut).datagram(Line::A, &[]).shows(&expect![[""]]);
+    assert_eq!(world.channel.drops().get(DropReason::MessageTruncated), 1);
+    assert_eq!(world.channel.drops().get(DropReason::HeaderTruncated), 1);
+    let kept: Vec<_> = world.channel.evidence().map(|kept| kept.bytes().to_vec()).collect();
+    assert_eq!(kept, [cut, vec![]]);
+}
+
+#[test]
+fn one_kind_of_trouble_leaves_room_for_others() {
+    let (mut world, mut stream) = itch();
+    for _ in 0..50 {
+        world.datagram(Line::A, &stream.packet(&[b"?".to_vec()]));
+    }
+    world.datagram(Line::A, &stream.packet(&[delete(7, 1)]));
+    assert_eq!(world.channel.evidence().count(), 5);
+    assert_eq!(world.channel.drops().get(DropReason::MessageTypeUnknown), 50);
+}
