@@ -212,7 +212,7 @@ proptest! {
         let mut named = Vec::new();
         for record in frames.iter().flat_map(Frame::records) {
             let instrument = u32_at(record, 4);
-            if record[1] == dbn::enums::rtype::SYMBOL_MAPPING {
+            if record[1] == rtype::SYMBOL_MAPPING {
                 prop_assert!(!named.contains(&instrument));
                 named.push(instrument);
             }
@@ -306,7 +306,7 @@ impl Consumer {
             // Trades show the book before: compare them first.
             for is_before in [true, false] {
                 let shows_before = |record: &&&[u8]| (record[28] == b'T') == is_before;
-                let by_price = records.iter().filter(|record| record[1] == dbn::enums::rtype::MBP_10);
+                let by_price = records.iter().filter(|record| record[1] == rtype::MBP_10);
                 for record in by_price.filter(shows_before) {
                     self.compared += 1;
                     if pairs(record, 10) != self.levels(u32_at(record, 4)) {
@@ -314,7 +314,7 @@ impl Consumer {
                     }
                 }
                 if is_before {
-                    records.iter().filter(|record| record[1] == dbn::enums::rtype::MBO).for_each(|mbo| self.apply(mbo));
+                    records.iter().filter(|record| record[1] == rtype::MBO).for_each(|mbo| self.apply(mbo));
                 }
             }
         }
