@@ -6,4 +6,5 @@ pub mod counting_allocator;
 pub mod feeds;
 pub mod json;
 pub mod process;
+pub mod relay;
 pub mod site;

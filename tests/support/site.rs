@@ -45,8 +45,10 @@ pub struct Wanted {
     pub allowed: &'static str,
     /// More lines of `[retransmission]`.
     pub retransmission: String,
-    /// More lines of `[gateway]`.
-    pub gateway: String,
+    /// Size of one segment of the publication log.
+    pub segment_bytes: u64,
+    /// Size of the publication log.
+    pub retention_bytes: u64,
 }
 
 impl Wanted {
@@ -62,7 +64,8 @@ impl Wanted {
             allowed: "127.0.0.0/8",
             // Tests ask for a whole day within a second.
             retransmission: "requests_per_second = 10000\nbytes_per_second = 100000000\n".to_owned(),
-            gateway: String::new(),
+            segment_bytes: 16 << 20,
+            retention_bytes: 256 << 20,
         }
     }
 
@@ -108,11 +111,12 @@ impl Site {
     /// The configuration's text.
     #[must_use]
     pub fn config_text(&self, wanted: &Wanted) -> String {
-        let Wanted { feed, threads, io, channel, has_recovery, allowed, retransmission, gateway } = wanted;
+        let Wanted { feed, threads, io, channel, has_recovery, allowed, retransmission, .. } = wanted;
+        let Wanted { segment_bytes, retention_bytes, .. } = wanted;
         let folder = self.folder.path().display();
         let mut text = format!(
             "[gateway]\nstate_file = \"{folder}/state.json\"\nlog_dir = \"{folder}/log\"\n\
-             segment_bytes = 16777216\nretention_bytes = 268435456\n{gateway}\n\
+             segment_bytes = {segment_bytes}\nretention_bytes = {retention_bytes}\n\n\
              [[pool]]\nname = \"main\"\nthreads = {threads}\nio = \"{io}\"\nwait = \"park\"\n\n\
              [[channel]]\nid = 1\nname = \"one\"\nfeed = \"{feed}\"\n{channel}\n"
         );

@@ -1,0 +1,116 @@
+//! A gateway that runs for weeks: a day ends, the next begins, and nobody restarts anything.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{fs, path::Path, sync::Arc};
+
+use dbn::{
+    Mbp10Msg, UNDEF_PRICE,
+    decode::{DbnMetadata as _, DecodeRecord as _, dbn::Decoder},
+};
+use mdgw_feeds::{
+    identity::Sequence,
+    time::UnixNs,
+    transport::iextp::{self, PROTOCOL_DEEP_1_0, PacketWriter, Position, Stream},
+    venue::iex::deep::PriceLevelUpdate,
+};
+use mdgw_tests::{
+    feeds::{self, MIDNIGHT_NS, Packet},
+    process::{self, Signal},
+    site::{Site, Wanted, text},
+};
+use zerocopy::{FromZeros as _, IntoBytes as _};
+
+#[test]
+fn the_next_trading_date_begins_with_empty_books_and_without_a_restart() {
+    let site = Site::new();
+    let capture = site.path("days.pcap");
+    let monday = iex_day(1, MONDAY_NS, &[(b'8', 10_0000, 100), (b'5', 10_1000, 200)]);
+    // Tuesday's first event touches the sell side alone.
+    let tuesday = iex_day(2, MONDAY_NS + DAY_NS, &[(b'5', 11_0000, 300), (b'8', 10_5000, 400)]);
+    feeds::write_capture(&capture, feeds::DESTINATIONS[0], &[monday, tuesday].concat());
+
+    let gateway = site.gateway(&Wanted::iex("iex-deep-1.0"), &["--ts-recv", "none"]);
+    let out = site.path("out.dbn");
+    let tail = site.tail(&["--schema", "mbp-10", "--ts-recv", "none", "--count", "4", "-o", text(&out)]);
+    play(&site, &capture);
+    let tail = tail.end().with_code(0);
+
+    let sessions = ["iex-deep-1.0 2017-04-24 #0", "iex-deep-1.0 2017-04-25 #0"];
+    let told: Vec<_> = tail.stderr.lines().filter(|line| line.contains(": session ")).collect();
+    let begun: Vec<_> = told.iter().filter(|line| !line.ends_with("has ended")).collect();
+    assert!(begun.iter().zip(sessions).all(|(line, session)| line.ends_with(session)), "{told:?}");
+    assert_eq!(begun.len(), 2, "{told:?}");
+
+    let file = Decoder::from_file(&out).unwrap();
+    assert_eq!(file.metadata().symbols, ["ZVZZT"]);
+    let records = file.decode_records::<Mbp10Msg>().unwrap();
+    let tops: Vec<_> = records.iter().map(|record| (record.levels[0].bid_px, record.levels[0].ask_px)).collect();
+    let (no, e9) = (UNDEF_PRICE, 100_000);
+    let expected = [(10_0000 * e9, no), (10_0000 * e9, 10_1000 * e9), (no, 11_0000 * e9), (10_5000 * e9, 11_0000 * e9)];
+    assert_eq!(tops, expected, "nothing of Monday is left on Tuesday");
+
+    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    let state = fs::read_to_string(site.path("state.json")).unwrap();
+    assert!(state.contains("2017-04-25") || state.contains("20170425"), "{state}");
+}
+
+#[test]
+fn sessions_of_one_day_are_numbered_through_over_a_restart_of_the_gateway() {
+    let site = Site::new();
+    let capture = site.path("session.pcap");
+    let arguments = ["--date", "2019-01-30", "--ts-recv", "none"];
+    let mut begun = Vec::new();
+    let mut gateway = site.gateway(&Wanted::itch(), &arguments);
+    for number in 0..3 {
+        let name = format!("SESSION{number:03}");
+        let packets =
+            feeds::itch_packets(feeds::itch_day(2_000, number), *name.as_bytes().first_chunk().unwrap(), MIDNIGHT_NS);
+        feeds::write_capture(&capture, feeds::DESTINATIONS[0], &packets);
+        let tail = site.tail(&["--schema", "mbo", "--from-now", "--until-ended"]);
+        play(&site, &capture);
+        let tail = tail.end().with_code(0);
+        begun.extend(tail.stderr.lines().find(|line| line.contains(" #")).map(str::to_owned));
+        if number == 1 {
+            let _ = gateway.end_by(Signal::Terminate).with_code(0);
+            gateway = site.gateway(&Wanted::itch(), &arguments);
+        }
+    }
+    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    let restarts: Vec<_> = begun.iter().map(|line| line.split('#').nth(1).unwrap()).collect();
+    assert_eq!(restarts, ["0", "1", "2"], "{begun:?}");
+}
+
+/// Monday, 2017-04-24, 14:00 UTC.
+const MONDAY_NS: u64 = 1_493_042_400_000_000_000;
+const DAY_NS: u64 = 86_400_000_000_000;
+
+/// A day of DEEP, a packet for each update of a level (type, price in 1e-4 dollars, shares); each ends its event.
+fn iex_day(session_id: u32, begin_ns: u64, levels: &[(u8, i64, u32)]) -> Vec<Packet> {
+    let stream = Stream { message_protocol_id: PROTOCOL_DEEP_1_0, channel_id: 1, session_id };
+    let mut position = Position { first: Sequence(1), stream_offset: 0, send_time: UnixNs(begin_ns) };
+    let mut packets = Vec::new();
+    for (message_type, price_e4, size) in levels {
+        let mut update = PriceLevelUpdate::new_zeroed();
+        update.message_type = *message_type;
+        update.event_flags = 1;
+        update.timestamp_ns.set(position.send_time.0.cast_signed());
+        update.symbol = *b"ZVZZT   ";
+        update.size.set(*size);
+        update.price_e4.set(*price_e4);
+        let mut bytes = Vec::new();
+        let mut writer = PacketWriter::begin(&mut bytes, stream, position, 1_400);
+        assert!(writer.push(update.as_bytes()));
+        assert_eq!(writer.finish(), 1);
+        position.first = position.first.plus(1);
+        position.stream_offset += (bytes.len() - iextp::HEADER_BYTES) as u64;
+        packets.push((position.send_time.0, Arc::from(bytes.as_slice())));
+        position.send_time.0 += 1_000_000;
+    }
+    packets
+}
+
+fn play(site: &Site, capture: &Path) {
+    let line = site.lines[0].to_string();
+    let replay = ["replay", text(capture), "--to", &line, "--rate", "2000", "--interface", "127.0.0.1"];
+    let _ = process::run(replay).with_code(0);
+}

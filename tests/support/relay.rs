@@ -1,0 +1,91 @@
+//! A network between gateway and subscriber that loses, doubles and swaps packets.
+
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use mdgw::standin::damage::{DamagedLines, LineDamage, Losses};
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// Receives one group on loopback and sends on what comes through to another one.
+#[derive(Debug)]
+pub struct Relay {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    came: AtomicU64,
+    went: AtomicU64,
+}
+
+impl Relay {
+    /// Begins to relay; the same seed does the same damage to the same packets.
+    ///
+    /// # Panics
+    /// When a socket can't be opened.
+    #[must_use]
+    pub fn start(from: SocketAddrV4, to: SocketAddrV4, damage: LineDamage, seed: u64) -> Self {
+        let receive = open_receive(from).expect("the relay joins a group");
+        let send = open_send().expect("the relay opens a socket");
+        let shared = Arc::new(Shared::default());
+        let of_thread = Arc::clone(&shared);
+        let thread = std::thread::spawn(move || {
+            let mut lines = DamagedLines::new(&[damage], Losses::Independent, seed);
+            let mut datagram = [0; 2_048];
+            while !of_thread.stop.load(Ordering::Acquire) {
+                let Ok(length) = receive.recv(&mut datagram) else { continue };
+                of_thread.came.fetch_add(1, Ordering::Relaxed);
+                let packet: Arc<[u8]> = datagram[..length].into();
+                lines.pass(&packet, |_, _, packet| {
+                    let sent = send.send_to(packet, to).expect("loopback takes a datagram");
+                    assert_eq!(sent, packet.len());
+                    of_thread.went.fetch_add(1, Ordering::Relaxed);
+                });
+            }
+        });
+        Self { shared, thread: Some(thread) }
+    }
+
+    /// How many datagrams came, and how many were sent on.
+    #[must_use]
+    pub fn counts(&self) -> (u64, u64) {
+        (self.shared.came.load(Ordering::Relaxed), self.shared.went.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            // Its panic is a subscriber's loss, which the test sees.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn open_receive(group: SocketAddrV4) -> io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_reuse_address(true)?;
+    socket.set_recv_buffer_size(4 << 20)?;
+    socket.bind(&group.into())?;
+    socket.join_multicast_v4(group.ip(), &Ipv4Addr::LOCALHOST)?;
+    socket.set_read_timeout(Some(Duration::from_millis(20)))?;
+    Ok(socket.into())
+}
+
+fn open_send() -> io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_multicast_if_v4(&Ipv4Addr::LOCALHOST)?;
+    socket.set_multicast_loop_v4(true)?;
+    Ok(socket.into())
+}
