@@ -262,6 +262,7 @@ impl ChannelPipeline {
 
             let begun = mono_now();
             self.sink.begin(wall.at(begun));
+            let logged = self.sink.writer().end();
             let mut timed = Timed { sink: &mut self.sink, arbitrated: None };
             let datagram = Datagram { line: datagram.line, bytes: datagram.bytes, ts_recv };
             self.channel.accept(datagram, context.now, &mut timed);
@@ -270,9 +271,12 @@ impl ChannelPipeline {
             self.sink.flush();
             let committed = mono_now();
             stages.record_mono(self.index, Stage::Arbitrate, begun, arbitrated.unwrap_or(committed));
-            let Some(arbitrated) = arbitrated else { continue };
-            stages.record_mono(self.index, Stage::DecodeAndBook, arbitrated, committed);
-
+            if let Some(arbitrated) = arbitrated {
+                stages.record_mono(self.index, Stage::DecodeAndBook, arbitrated, committed);
+            }
+            if self.sink.writer().end() == logged {
+                continue;
+            }
             if let Some(handed_over) = self.publisher.send_from(&mut self.sink, &self.fence, buffers, context.io) {
                 stages.record_mono(self.index, Stage::Publish, committed, handed_over);
                 stages.record_wall(self.index, Stage::WireToWire, ts_recv, wall.at(handed_over));
