@@ -19,6 +19,7 @@ use crate::{
     transport::{Packet, PacketKind, Transport},
 };
 
+mod ahead;
 mod core;
 mod deep;
 mod evidence;
@@ -27,18 +28,19 @@ mod itch;
 mod session;
 mod tops;
 
-pub use self::{
-    core::Fault,
-    evidence::{Broken, Evidence, Why},
-    session::Numbering,
-};
 use self::{
+    ahead::Ahead,
     core::{Core, Notice},
     deep::DeepCore,
     evidence::EvidenceRing,
     itch::ItchCore,
     session::{Belongs, SessionTracker},
     tops::TopsCore,
+};
+pub use self::{
+    core::Fault,
+    evidence::{Broken, Evidence, Why},
+    session::Numbering,
 };
 
 /// One datagram as the socket or the file gave it.
@@ -380,7 +382,7 @@ impl Channel {
     /// Bytes held by window, books and tables.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        each_kind!(&self.0, line => line.core.memory_bytes() + line.arbiter.memory_bytes())
+        each_kind!(&self.0, line => line.core.memory_bytes() + line.arbiter.memory_bytes() + line.ahead.bytes())
     }
 
     /// Out of service: its handler failed.
@@ -402,6 +404,8 @@ struct StraightLine<C> {
     counters: ChannelCounters,
     drops: DropCounts,
     evidence: EvidenceRing,
+    /// The next numbering, while this one waits for its last messages.
+    ahead: Ahead,
     /// Where the venue said that the session ends.
     ends_at: Option<Sequence>,
     has_ended: bool,
@@ -418,6 +422,7 @@ impl<C: Core> StraightLine<C> {
             counters: ChannelCounters::default(),
             drops: DropCounts::default(),
             evidence: EvidenceRing::new(),
+            ahead: Ahead::new(),
             ends_at: None,
             has_ended: false,
             has_failed: false,
@@ -428,13 +433,18 @@ impl<C: Core> StraightLine<C> {
 
     fn accept<S: FrameSink>(&mut self, datagram: Datagram<'_>, now: MonoNs, sink: &mut S) {
         self.counters.datagrams += 1;
+        self.accept_one(datagram, now, sink);
+        self.go_ahead(now, sink);
+        self.tell_state(sink);
+    }
+
+    fn accept_one<S: FrameSink>(&mut self, datagram: Datagram<'_>, now: MonoNs, sink: &mut S) {
         if let Err(reason) = self.try_accept(datagram, now, sink) {
             self.drops.count(reason);
             if !reason.is_expected() && reason != DropReason::SessionStale {
                 self.evidence.keep(Why::Refused(reason), Sequence(0), datagram.ts_recv, datagram.bytes);
             }
         }
-        self.tell_state(sink);
     }
 
     fn try_accept<S: FrameSink>(
@@ -455,6 +465,9 @@ impl<C: Core> StraightLine<C> {
         // An answer to a request belongs to the session that asked. It begins none.
         if line == Line::RECOVERY && self.sessions.current().is_none_or(|current| current.venue != packet.session) {
             return Err(DropReason::SessionStale);
+        }
+        if self.is_ahead(&packet, ts_recv) && self.ahead.hold(line, ts_recv, bytes) {
+            return Ok(());
         }
         match self.sessions.classify(&packet, ts_recv, self.arbiter.expected()) {
             Belongs::Ended => return Err(DropReason::SessionStale),
@@ -498,13 +511,53 @@ impl<C: Core> StraightLine<C> {
     fn on_deadline<S: FrameSink>(&mut self, now: MonoNs, sink: &mut S) {
         self.arbitrate(sink, |arbiter, mut deliver| arbiter.on_deadline(now, &mut deliver));
         self.end_if_complete(sink);
+        self.go_ahead(now, sink);
         self.tell_state(sink);
     }
 
     fn finish<S: FrameSink>(&mut self, sink: &mut S) {
         self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
         self.end_if_complete(sink);
+        if !self.ahead.is_empty() {
+            // No deadline follows, so any time will do.
+            self.go_ahead(MonoNs(0), sink);
+            self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
+            self.end_if_complete(sink);
+        }
         self.tell_state(sink);
+    }
+
+    /// Whether the packet begins a numbering, or belongs to one that has begun to come, while messages of the current
+    /// one are missing that another line or the venue's server may still bring.
+    fn is_ahead(&self, packet: &Packet<'_>, ts_recv: UnixNs) -> bool {
+        let is_waiting = matches!(self.arbiter.state(), ChannelState::Gap | ChannelState::Recovering);
+        if !is_waiting || packet.unsequenced {
+            return false;
+        }
+        let expected = self.arbiter.expected();
+        if self.sessions.would_begin(packet, ts_recv, expected) {
+            return true;
+        }
+        let begun = self.ahead.get(0).and_then(|(_, _, bytes)| C::Transport::parse(bytes).ok());
+        begun.is_some_and(|begun| {
+            let is_other = self.sessions.current().is_some_and(|current| current.venue != begun.session);
+            begun.session == packet.session && (is_other || packet.send_time >= begun.send_time)
+        })
+    }
+
+    /// Lets the next numbering begin once nothing of the current one can come any more.
+    fn go_ahead<S: FrameSink>(&mut self, now: MonoNs, sink: &mut S) {
+        if self.ahead.is_empty() || matches!(self.arbiter.state(), ChannelState::Gap | ChannelState::Recovering) {
+            return;
+        }
+        let mut ahead = std::mem::replace(&mut self.ahead, Ahead::none());
+        let mut index = 0;
+        while let Some((line, ts_recv, bytes)) = ahead.get(index) {
+            self.accept_one(Datagram { line, bytes, ts_recv }, now, sink);
+            index += 1;
+        }
+        ahead.clear();
+        self.ahead = ahead;
     }
 
     fn begin_session<S: FrameSink>(&mut self, session: Session, packet: &Packet<'_>, sink: &mut S) {

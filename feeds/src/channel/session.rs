@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Follows the sessions of one channel.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct SessionTracker {
     feed: Feed,
     date: Option<TradingDate>,
@@ -27,9 +27,9 @@ pub(super) struct SessionTracker {
 /// How many packets in a row make a session credible that doesn't begin at its beginning: a single forged or damaged
 /// packet must not end the one that runs.
 const STRANGER_CONFIRMATIONS: u8 = 3;
-/// How much newer than the start of a numbering the start of the next one is at the least, ns. Lines stamp their copies
-/// of one packet themselves, some microseconds to milliseconds apart.
-const RESTART_NS_MIN: u64 = 100_000_000;
+/// How much newer than the start of a numbering the start of the next one is at the least, ns: more than lies between
+/// the sending times of two lines' copies of one packet.
+const RESTART_NS_MIN: u64 = 1_000_000;
 
 /// One numbering and how its packets are known. Kept in the gateway's state file, so that a restarted gateway goes on
 /// with the same restart count.
@@ -69,6 +69,13 @@ impl SessionTracker {
     #[must_use]
     pub(super) fn current(&self) -> Option<&Numbering> {
         self.current.as_ref()
+    }
+
+    /// Whether `packet` would begin a new numbering while another one runs. Changes nothing.
+    pub(super) fn would_begin(&self, packet: &Packet<'_>, ts_recv: UnixNs, expected: Option<Sequence>) -> bool {
+        let mut trial = self.clone();
+        let running = self.current.map(|current| current.session);
+        matches!(trial.classify(packet, ts_recv, expected), Belongs::New(session) if Some(session) != running)
     }
 
     /// Says what `packet` belongs to. `expected` is the next sequence of the current numbering, once one of its

@@ -167,10 +167,14 @@ fn a_new_session_begins_with_empty_books_and_names_everything_again() {
     world.datagram(Line::A, &held);
     world.seen.take_text();
     let mut second = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) };
-    // What the old session still held comes out first, under its own name.
-    world.datagram(Line::A, &second.packet(&[order(1), execute(7, 1, 100)])).shows(&expect![[r#"
-        gap [2, 3)
-        3 delta 7000 suspect
+    // Line A begins the new session while the old one still misses a message.
+    world.datagram(Line::A, &second.packet(&[order(1), execute(7, 1, 100)])).shows(&expect![""]);
+    assert_eq!(world.channel.book_faults().total(), 0, "order 1 is not of the old session");
+    // The slower line brings it: all of the old session comes out first, under its own name.
+    world.datagram(Line::B, &stream.packet(&[order(2)])).shows(&expect![[r#"
+        2 delta 7000
+          mbo A B 10 x100 #2 L
+        3 delta 7000
           mbo A B 10 x100 #3 L
         state Ended
         end of session
@@ -185,9 +189,7 @@ fn a_new_session_begins_with_empty_books_and_names_everything_again() {
           mbo C B 10 x100 #1 L
         state Live
     "#]]);
-    assert_eq!(world.channel.book_faults().total(), 0, "order 1 is not of the old session");
-    // The slower line still is in the old one.
-    world.datagram(Line::B, &stream.packet(&[order(2)])).shows(&expect![[""]]);
+    world.datagram(Line::B, &stream.packet(&[order(3)])).shows(&expect![[""]]);
     assert_eq!(world.channel.drops().get(DropReason::SessionStale), 1);
 }
 
@@ -238,6 +240,49 @@ fn iex_restarts_within_one_session_id() {
     world.datagram(Line::B, &first).shows(&expect![[""]]);
     assert_eq!(world.channel.drops().get(DropReason::SessionStale), 1);
     assert_eq!(world.channel.counters().sessions, 2);
+}
+
+#[test]
+fn what_the_slower_line_still_has_comes_before_the_next_numbering() {
+    let mut world = World::new(World::config(Feed::IexDeep, SchemaSet::MBP_1));
+    let mut stream = Stream::new(Feed::IexDeep);
+    let packets = [100, 200, 300].map(|size| stream.packet(&[level(b'8', "ZIEXT", size, 990_500, 1)]));
+    world.datagram(Line::A, &packets[0]).datagram(Line::A, &packets[2]);
+    world.seen.take_text();
+    // Line A has lost the second packet and begins anew; line B is a moment behind.
+    let mut again = Stream { sent_ns: 60_000_000_000, ..Stream::new(Feed::IexDeep) };
+    world.datagram(Line::A, &again.heartbeat()).shows(&expect![[""]]);
+    world.datagram(Line::A, &again.packet(&[level(b'8', "ZIEXT", 70, 990_500, 1)])).shows(&expect![[""]]);
+    world.datagram(Line::B, &packets[1]).shows(&expect![[r#"
+        2 delta 5000
+          mbp1 M B 99.05 x200 LM d0 [99.05x200(0) | -]
+        3 delta 5000
+          mbp1 M B 99.05 x300 LM d0 [99.05x300(0) | -]
+        state Ended
+        end of session
+        session iex-deep-1.0 2019-01-30 #1 from 1
+        1 delta -2147483648
+          mapping 1190146663 ZIEXT
+          mbp1 A B 99.05 x70 LM d0 [99.05x70(0) | -]
+        state Live
+    "#]]);
+    assert_eq!(world.channel.counters().gaps, 0);
+    assert_eq!(world.channel.counters().sessions, 2);
+}
+
+#[test]
+fn the_next_numbering_waits_no_longer_than_the_gap_timer() {
+    let mut world = World::new(World::config(Feed::IexDeep, SchemaSet::MBP_1));
+    let mut stream = Stream::new(Feed::IexDeep);
+    let packets = [100, 200, 300].map(|size| stream.packet(&[level(b'8', "ZIEXT", size, 990_500, 1)]));
+    world.datagram(Line::A, &packets[0]).datagram(Line::A, &packets[2]);
+    let mut again = Stream { sent_ns: 60_000_000_000, ..Stream::new(Feed::IexDeep) };
+    world.datagram(Line::A, &again.packet(&[level(b'8', "ZIEXT", 70, 990_500, 1)]));
+    assert_eq!((world.channel.counters().gaps, world.channel.counters().sessions), (0, 1));
+    let deadline = world.channel.next_deadline().expect("the gap's");
+    world.channel.on_deadline(deadline, &mut world.seen);
+    assert_eq!((world.channel.counters().gaps, world.channel.counters().sessions), (1, 2));
+    assert_eq!(world.channel.position().map(|(_, expected)| expected.0), Some(2));
 }
 
 #[test]

@@ -1,0 +1,61 @@
+//! Datagrams of the next numbering that came before the last ones of this one.
+//!
+//! The faster line begins the new numbering while the slower one still brings what the faster one lost of the old. Until
+//! the old numbering's gap is filled, or its timer has declared it, the new one waits here.
+
+use crate::{identity::Line, time::UnixNs};
+
+/// Bounded, allocated once, in the order of arrival.
+#[derive(Debug)]
+pub(super) struct Ahead {
+    /// Line and receive time of each; its bytes end where the next one's begin.
+    held: Vec<(Line, UnixNs, usize)>,
+    bytes: Vec<u8>,
+}
+
+impl Ahead {
+    /// Datagrams held at the most: a few milliseconds of a busy start.
+    const DATAGRAMS_MAX: usize = 256;
+    /// Room for as many of the usual size.
+    const BYTES_MAX: usize = Self::DATAGRAMS_MAX * 1_500;
+
+    pub(super) fn new() -> Self {
+        Self { held: Vec::with_capacity(Self::DATAGRAMS_MAX), bytes: Vec::with_capacity(Self::BYTES_MAX) }
+    }
+
+    /// Without room, to stand in for one that is being worked off.
+    pub(super) fn none() -> Self {
+        Self { held: Vec::new(), bytes: Vec::new() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// Holds one more; `false` where there is no room.
+    pub(super) fn hold(&mut self, line: Line, ts_recv: UnixNs, datagram: &[u8]) -> bool {
+        let has_room =
+            self.held.len() < self.held.capacity() && self.bytes.len() + datagram.len() <= self.bytes.capacity();
+        if has_room {
+            self.bytes.extend_from_slice(datagram);
+            self.held.push((line, ts_recv, self.bytes.len()));
+        }
+        has_room
+    }
+
+    /// The `index`th datagram held.
+    pub(super) fn get(&self, index: usize) -> Option<(Line, UnixNs, &[u8])> {
+        let (line, ts_recv, end) = *self.held.get(index)?;
+        let start = index.checked_sub(1).and_then(|before| self.held.get(before)).map_or(0, |(_, _, end)| *end);
+        Some((line, ts_recv, self.bytes.get(start..end)?))
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.held.clear();
+        self.bytes.clear();
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes.capacity()
+    }
+}
