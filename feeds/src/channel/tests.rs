@@ -7,6 +7,7 @@
 mod deep;
 mod input;
 mod itch;
+mod itch_states;
 mod properties;
 mod sessions;
 mod shown;
