@@ -1,18 +1,13 @@
 //! A gateway that runs for weeks: a day ends, the next begins, and nobody restarts anything.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{fs, path::Path, sync::Arc};
+use std::{fs, path::Path};
 
 use dbn::{
     Mbp10Msg, UNDEF_PRICE,
     decode::{DbnMetadata as _, DecodeRecord as _, dbn::Decoder},
 };
-use mdgw_feeds::{
-    identity::Sequence,
-    time::UnixNs,
-    transport::iextp::{self, PROTOCOL_DEEP_1_0, PacketWriter, Position, Stream},
-    venue::iex::deep::PriceLevelUpdate,
-};
+use mdgw_feeds::{transport::iextp::PROTOCOL_DEEP_1_0, venue::iex::deep::PriceLevelUpdate};
 use mdgw_tests::{
     feeds::{self, MIDNIGHT_NS, Packet},
     process::{self, Signal},
@@ -86,27 +81,18 @@ const DAY_NS: u64 = 86_400_000_000_000;
 
 /// A day of DEEP, a packet for each update of a level (type, price in 1e-4 dollars, shares); each ends its event.
 fn iex_day(session_id: u32, begin_ns: u64, levels: &[(u8, i64, u32)]) -> Vec<Packet> {
-    let stream = Stream { message_protocol_id: PROTOCOL_DEEP_1_0, channel_id: 1, session_id };
-    let mut position = Position { first: Sequence(1), stream_offset: 0, send_time: UnixNs(begin_ns) };
-    let mut packets = Vec::new();
-    for (message_type, price_e4, size) in levels {
+    let updates = levels.iter().map(|(message_type, price_e4, size)| {
         let mut update = PriceLevelUpdate::new_zeroed();
         update.message_type = *message_type;
         update.event_flags = 1;
-        update.timestamp_ns.set(position.send_time.0.cast_signed());
+        update.timestamp_ns.set(begin_ns.cast_signed());
         update.symbol = *b"ZVZZT   ";
         update.size.set(*size);
         update.price_e4.set(*price_e4);
-        let mut bytes = Vec::new();
-        let mut writer = PacketWriter::begin(&mut bytes, stream, position, 1_400);
-        assert!(writer.push(update.as_bytes()));
-        assert_eq!(writer.finish(), 1);
-        position.first = position.first.plus(1);
-        position.stream_offset += (bytes.len() - iextp::HEADER_BYTES) as u64;
-        packets.push((position.send_time.0, Arc::from(bytes.as_slice())));
-        position.send_time.0 += 1_000_000;
-    }
-    packets
+        update
+    });
+    let updates: Vec<_> = updates.collect();
+    feeds::iex_packets(PROTOCOL_DEEP_1_0, session_id, begin_ns, updates.iter().map(PriceLevelUpdate::as_bytes))
 }
 
 fn play(site: &Site, capture: &Path) {

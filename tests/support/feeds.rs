@@ -15,6 +15,11 @@ use mdgw::{
         itch_generator::{ItchDay, ItchGenerator, ItchPackets},
     },
 };
+use mdgw_feeds::{
+    identity::Sequence,
+    time::UnixNs,
+    transport::iextp::{self, PacketWriter, Position, Stream},
+};
 
 /// One packet and the moment at which it was sent.
 pub type Packet = (u64, Arc<[u8]>);
@@ -122,3 +127,30 @@ pub const DAMAGE: [LineDamage; 2] = [
     LineDamage { loss: 0.05, duplicate: 0.02, reorder: 0.02, skew_ns: 0 },
     LineDamage { loss: 0.10, duplicate: 0.02, reorder: 0.02, skew_ns: 3_000 },
 ];
+
+/// Packets of an IEX stream with these messages, one in each, a microsecond apart.
+///
+/// # Panics
+/// When a message is too long for a packet.
+#[must_use]
+pub fn iex_packets<'m>(
+    message_protocol_id: u16,
+    session_id: u32,
+    begin_ns: u64,
+    messages: impl IntoIterator<Item = &'m [u8]>,
+) -> Vec<Packet> {
+    let stream = Stream { message_protocol_id, channel_id: 1, session_id };
+    let mut position = Position { first: Sequence(1), stream_offset: 0, send_time: UnixNs(begin_ns) };
+    let mut packets = Vec::new();
+    let mut bytes = Vec::new();
+    for message in messages {
+        let mut writer = PacketWriter::begin(&mut bytes, stream, position, 1_400);
+        let fits = writer.push(message);
+        assert!(fits && writer.finish() == 1, "a packet has room for one message");
+        packets.push((position.send_time.0, Arc::from(bytes.as_slice())));
+        position.first = position.first.plus(1);
+        position.stream_offset += (bytes.len() - iextp::HEADER_BYTES) as u64;
+        position.send_time.0 += 1_000;
+    }
+    packets
+}

@@ -1,0 +1,366 @@
+//! The straight line allocates nothing once it runs: the gateway's own pipeline, from its sockets to the multicast, on
+//! every backend of the handle set; and the channels of all feeds, through gaps and duplicates.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    hint::black_box,
+    net::{Ipv4Addr, SocketAddrV4},
+    os::fd::AsFd as _,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use crossbeam_queue::ArrayQueue;
+use mdgw::{
+    engine::dispatch::{ChannelHandler as _, TurnContext},
+    fence::Fence,
+    net::{
+        batch::{OutputIndex, Outputs, ReceiveBatch, SendBuffers},
+        epoll::EpollSet,
+        handle_set::{ChannelIndex, Event, Handle, HandleSet, LineSet, ThreadIo as _, Wait},
+        probe::{self, Backend, Waiting},
+        ring::{MultishotSet, RingSet},
+        sockets::{Interface, OutputOptions, ReceiveOptions, SourceFilter, open_output, open_receive},
+    },
+    observe::{counters::Registry, stages::stage_exchange},
+    pipeline::{COUNTERS, ChannelPipeline, LineSocket, PipelineLocal, PipelineParts, RecoverySocket},
+    publish::{LogSink, Publisher, PublisherConfig},
+    replay::pacer::Pace,
+    standin::{
+        damage::Losses,
+        exchange::{Exchange, ExchangeConfig, ExchangeLine, Played},
+    },
+    sys::clock::{mono_now, unix_now},
+};
+use mdgw_feeds::{
+    channel::{Channel, ChannelConfig, ChannelCounters, ChannelState, Datagram},
+    drop_reason::DropReason,
+    identity::{ChannelId, Epoch, Feed, GroupId, Line},
+    recovery::RecoveryConfig,
+    time::{MonoNs, TradingDate, UnixNs},
+    transport::iextp::{PROTOCOL_DEEP_1_0, PROTOCOL_TOPS_1_6},
+    venue::iex::{deep::PriceLevelUpdate, tops::QuoteUpdate},
+};
+use mdgw_publog::{Keeper, LogOptions, Opened, Retention};
+use mdgw_tests::{
+    captures,
+    counting_allocator::{CountingAllocator, allocations_in},
+    feeds::{self, DAMAGE, MIDNIGHT_NS, Packet, SESSION},
+    process::PATIENCE,
+    site::Site,
+};
+use zerocopy::{FromZeros as _, IntoBytes as _};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+#[test]
+fn the_pipeline_on_epoll_allocates_nothing() {
+    whole_line(EpollSet::new().unwrap(), || {}).allocates_nothing();
+}
+
+#[test]
+fn the_pipeline_on_rings_allocates_nothing() {
+    match probe::choose(probe::IoChoice::IoUring, 2, Waiting::Blocking) {
+        Ok(Backend::Ring(wait)) => whole_line(RingSet::new(wait).unwrap(), || {}).allocates_nothing(),
+        other => captures::say(&format!("SKIPPED: the pipeline on rings: {other:?}")),
+    }
+}
+
+#[test]
+fn the_pipeline_on_a_multishot_ring_allocates_nothing() {
+    match probe::choose(probe::IoChoice::IoUring, 1, Waiting::Blocking) {
+        Ok(Backend::Multishot) => {
+            whole_line(MultishotSet::new(MultishotSet::BUFFERS).unwrap(), || {}).allocates_nothing();
+        }
+        other => captures::say(&format!("SKIPPED: the pipeline on a multishot ring: {other:?}")),
+    }
+}
+
+#[test]
+fn an_allocation_for_each_batch_would_be_seen() {
+    let run = whole_line(EpollSet::new().unwrap(), || drop(black_box(Box::new(7))));
+    assert!(run.batches > 100 && run.allocations >= run.batches, "{run:?}");
+}
+
+#[test]
+fn an_itch_channel_allocates_nothing_through_gaps_and_duplicates() {
+    let packets = feeds::itch_packets(feeds::itch_day(30_000, 3), SESSION, MIDNIGHT_NS);
+    channel(Feed::NasdaqItch, &feeds::spaced(&packets, 10_000)).allocates_nothing();
+}
+
+#[test]
+fn a_deep_channel_allocates_nothing_through_gaps_and_duplicates() {
+    let updates: Vec<_> = (0..30_000).map(deep_update).collect();
+    let messages = updates.iter().map(PriceLevelUpdate::as_bytes);
+    channel(Feed::IexDeep, &feeds::iex_packets(PROTOCOL_DEEP_1_0, 1, MIDNIGHT_NS, messages)).allocates_nothing();
+}
+
+#[test]
+fn a_tops_channel_allocates_nothing_through_gaps_and_duplicates() {
+    let updates: Vec<_> = (0..30_000).map(tops_update).collect();
+    let messages = updates.iter().map(QuoteUpdate::as_bytes);
+    channel(Feed::IexTops, &feeds::iex_packets(PROTOCOL_TOPS_1_6, 1, MIDNIGHT_NS, messages)).allocates_nothing();
+}
+
+#[test]
+fn the_long_captures_allocate_nothing() {
+    let Some(root) = captures::root("the long captures") else { return };
+    for (feed, name) in
+        [(Feed::IexDeep, "deep-1.0-20170425/DEEP10.pcap.gz"), (Feed::IexTops, "tops-1.6-20170710/TOPS16.pcap.gz")]
+    {
+        let packets = feeds::spaced(&feeds::capture_packets(&root.join("iex").join(name)), 10_000);
+        channel(feed, &packets).allocates_nothing();
+    }
+}
+
+/// What a run did after its warm-up.
+#[derive(Debug)]
+struct Run {
+    allocations: u64,
+    batches: u64,
+    counters: ChannelCounters,
+    requests: u64,
+    duplicates: u64,
+    packets_sent: u64,
+}
+
+impl Run {
+    fn allocates_nothing(&self) {
+        assert_eq!(self.allocations, 0, "{self:?}");
+        assert!(self.batches > 100 && self.counters.records > 1_000 && self.duplicates > 100, "it did run: {self:?}");
+        assert_eq!(self.counters.gaps, 0, "all gaps were filled: {self:?}");
+    }
+}
+
+/// Batches until every buffer has been in use and the fence is open.
+const WARM_UP: u64 = 20;
+
+/// An exchange with damaged lines plays a day, and this thread alone is the pool: it waits, calls the pipeline's
+/// handlers as the pool would, and counts what they allocate. `beside` is called beside each of these calls.
+fn whole_line<S: HandleSet>(set: S, beside: impl Fn()) -> Run {
+    let site = Site::new();
+    let registry = Registry::default();
+    let (recorder, mut collector) = stage_exchange(1, 2);
+    let (sink, mut keeper) = log(&site.path("log"));
+    let interface = || Some(Interface::LOOPBACK);
+    let output = open_output(&OutputOptions::new(site.output, interface())).unwrap();
+    let publisher = PublisherConfig {
+        group: GroupId(1),
+        channel: ChannelId(1),
+        outputs: vec![OutputIndex(0)],
+        heartbeat_ns: 10_000_000,
+        tail_packets_per_s: 20_000,
+        send_ns_max: 10_000_000,
+        log_directory: site.path("log"),
+    };
+    let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
+    let lines = [Line::A, Line::B].into_iter().zip(site.lines).map(|(line, group)| LineSocket {
+        line,
+        socket: open_receive(&ReceiveOptions::new(group, interface())).unwrap(),
+        filter: SourceFilter::new(&[]),
+    });
+    let mut pipeline = ChannelPipeline::new(PipelineParts {
+        index: ChannelIndex(0),
+        channel: Channel::new(config(Feed::NasdaqItch, Some(RecoveryConfig::default()))),
+        lines: lines.collect(),
+        recovery: Some(RecoverySocket {
+            socket: open_receive(&ReceiveOptions::new(any, None)).unwrap(),
+            server: site.requests,
+        }),
+        publisher: Publisher::new(publisher, &sink),
+        sink,
+        fence: Arc::new(Fence::stand_alone(Epoch::new(1, 0))),
+        counters: registry.register("one", &COUNTERS),
+        numberings: Arc::new(ArrayQueue::new(4)),
+    });
+    for (line, socket) in pipeline.sockets() {
+        set.add(socket.socket().as_fd(), Handle { channel: ChannelIndex(0), line }).unwrap();
+    }
+    let mut io = set.thread_io().unwrap();
+    let batch = ReceiveBatch::new(64, 2_048);
+    let mut local = PipelineLocal::new(batch, SendBuffers::new(Outputs::new(vec![output])), recorder);
+
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Acquire) {
+                keeper.turn(unix_now().0);
+                collector.collect(|_| {});
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        let exchange = exchange(&site);
+        let mut events = Vec::with_capacity(32);
+        let (mut batches, mut allocations) = (0, 0);
+        let deadline = Instant::now() + PATIENCE;
+        while pipeline.channel().state() != ChannelState::Ended && Instant::now() < deadline {
+            events.clear();
+            let in_wait = allocations_in(|| io.wait(Wait::Poll, 32, &mut events).unwrap());
+            let now = mono_now();
+            let is_due = pipeline.next_deadline().is_some_and(|due| due <= now);
+            if events.is_empty() && !is_due {
+                continue;
+            }
+            batches += u64::from(!events.is_empty());
+            let in_turn = allocations_in(|| {
+                let mut context = TurnContext { io: &mut io, local: &mut local, now, woken_at: unix_now(), thread: 0 };
+                for event in &events {
+                    take(&mut pipeline, *event, &mut context);
+                }
+                if is_due {
+                    pipeline.on_deadline(now, &mut context).unwrap();
+                }
+                beside();
+            });
+            if batches > WARM_UP {
+                allocations += in_wait + in_turn;
+            }
+        }
+        stop.store(true, Ordering::Release);
+        let report = exchange.stop().unwrap();
+        assert_eq!(pipeline.channel().counters().messages, report.messages, "{report:?}");
+        let run = Run {
+            allocations,
+            batches: batches - WARM_UP,
+            counters: *pipeline.channel().counters(),
+            requests: pipeline.requests().0,
+            duplicates: pipeline.channel().arbiter_drops().get(DropReason::Duplicate),
+            packets_sent: pipeline.publisher().counts().packets,
+        };
+        assert!(run.requests > 0 && run.packets_sent > 1_000, "{run:?}");
+        run
+    })
+}
+
+fn take<I: mdgw::net::handle_set::ThreadIo>(
+    pipeline: &mut ChannelPipeline,
+    event: Event,
+    context: &mut TurnContext<'_, I, PipelineLocal>,
+) {
+    match event {
+        Event::Ready(handle) => {
+            let mut lines = LineSet::default().with(handle.line);
+            while !lines.is_empty() {
+                lines = pipeline.on_ready(lines, 64, context).unwrap().more;
+            }
+        }
+        Event::Lent(handle) => {
+            pipeline.on_lent(handle, context).unwrap();
+        }
+        Event::Timer | Event::Wake => {}
+    }
+}
+
+fn exchange(site: &Site) -> Exchange {
+    let lines = site.lines.iter().zip(DAMAGE);
+    Exchange::start(&ExchangeConfig {
+        feed: Played::Itch(feeds::itch_day(20_000, 4)),
+        lines: lines.map(|(destination, damage)| ExchangeLine { destination: *destination, damage }).collect(),
+        losses: Losses::Independent,
+        seed: 4,
+        pace: Pace::Rate(4_000.0),
+        interface: Some(Interface::LOOPBACK),
+        request_server: Some(site.requests),
+        answer_loss: 0.0,
+    })
+    .unwrap()
+}
+
+/// Two damaged lines into a channel, its log behind it; the keeper turns between datagrams, outside of the count.
+fn channel(feed: Feed, packets: &[Packet]) -> Run {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut sink, mut keeper) = log(folder.path());
+    let mut channel = Channel::new(config(feed, None));
+    let [a, b] = feeds::damaged(packets, DAMAGE, 5);
+    let mut arrivals: Vec<_> = [(Line::A, a), (Line::B, b)]
+        .into_iter()
+        .flat_map(|(line, packets)| packets.into_iter().map(move |(time_ns, bytes)| (time_ns, line, bytes)))
+        .collect();
+    arrivals.sort_by_key(|(time_ns, line, _)| (*time_ns, line.0));
+
+    let (mut batches, mut allocations) = (0, 0);
+    for (time_ns, line, bytes) in &arrivals {
+        keeper.turn(*time_ns);
+        let now = MonoNs(*time_ns);
+        let count = allocations_in(|| {
+            sink.begin(UnixNs(*time_ns));
+            if channel.next_deadline().is_some_and(|due| due <= now) {
+                channel.on_deadline(now, &mut sink);
+            }
+            channel.accept(Datagram { line: *line, bytes, ts_recv: UnixNs(*time_ns) }, now, &mut sink);
+            sink.flush();
+        });
+        batches += 1;
+        if batches > WARM_UP {
+            allocations += count;
+        }
+    }
+    Run {
+        allocations,
+        batches: batches - WARM_UP,
+        counters: *channel.counters(),
+        requests: 0,
+        duplicates: channel.arbiter_drops().get(DropReason::Duplicate),
+        packets_sent: 0,
+    }
+}
+
+fn config(feed: Feed, recovery: Option<RecoveryConfig>) -> ChannelConfig {
+    let mut config = ChannelConfig::new(ChannelId(1), feed);
+    config.date = feed.is_by_order().then(|| TradingDate::from_yyyymmdd(20_190_130).unwrap());
+    config.books.orders_max = 262_144;
+    config.books.levels_max = 262_144;
+    config.arbiter.window_packets = 1_024;
+    config.arbiter.gap_timeout_ns = 2_000_000;
+    config.arbiter.recovery = recovery;
+    config
+}
+
+/// A log small enough that the run goes through several segments.
+fn log(directory: &Path) -> (LogSink, Keeper) {
+    let mut options = LogOptions::new(directory, 1);
+    options.segment_bytes = 1 << 20;
+    options.ready_segments = 2;
+    options.retention = Retention { bytes_max: 4 << 20, ..Retention::default() };
+    let Opened { writer, keeper, .. } = mdgw_publog::open(options, MIDNIGHT_NS).unwrap();
+    (LogSink::new(writer), keeper)
+}
+
+/// Levels come, change and go on 40 symbols.
+fn deep_update(number: u32) -> PriceLevelUpdate {
+    let mut update = PriceLevelUpdate::new_zeroed();
+    let is_buy = number.is_multiple_of(2);
+    update.message_type = if is_buy { b'8' } else { b'5' };
+    update.event_flags = u8::from(!number.is_multiple_of(3));
+    update.timestamp_ns.set(MIDNIGHT_NS.cast_signed() + i64::from(number));
+    update.symbol = symbol(number / 2 % 40);
+    update.size.set(number % 7 * 100);
+    let ticks = i64::from(number.wrapping_mul(2_654_435_761) >> 20 & 0x1ff);
+    update.price_e4.set(if is_buy { 100_0000 - ticks * 100 } else { 100_0100 + ticks * 100 });
+    update
+}
+
+/// Quotes of 40 symbols.
+fn tops_update(number: u32) -> QuoteUpdate {
+    let mut update = QuoteUpdate::new_zeroed();
+    update.message_type = b'Q';
+    update.timestamp_ns.set(MIDNIGHT_NS.cast_signed() + i64::from(number));
+    update.symbol = symbol(number % 40);
+    update.bid_size.set(100 + number % 5 * 100);
+    update.bid_price_e4.set(100_0000 - i64::from(number % 11) * 100);
+    update.ask_price_e4.set(100_0100 + i64::from(number % 13) * 100);
+    update.ask_size.set(100 + number % 3 * 100);
+    update
+}
+
+fn symbol(number: u32) -> [u8; 8] {
+    let mut symbol = [b' '; 8];
+    let text = format!("T{number}");
+    symbol[..text.len()].copy_from_slice(text.as_bytes());
+    symbol
+}
