@@ -183,6 +183,32 @@ fn a_gateway_that_was_killed_goes_on_in_the_same_session_and_the_subscriber_miss
     assert_eq!(Row::of(&gateway.stdout).state, "ended", "{told}");
 }
 
+#[test]
+fn what_went_by_while_the_gateway_was_down_is_told() {
+    let site = Site::new();
+    let packets = feeds::itch_packets(feeds::itch_day(20_000, 6), SESSION, MIDNIGHT_NS);
+    let half = packets.len() / 2;
+    let [morning, afternoon] = ["morning.pcap", "afternoon.pcap"].map(|name| site.path(name));
+    feeds::write_capture(&morning, feeds::DESTINATIONS[0], &packets[..half]);
+    feeds::write_capture(&afternoon, feeds::DESTINATIONS[0], &packets[half + 10..]);
+    let [first, last] = [half, half + 9].map(|index| MoldUdp64::parse(&packets[index].1).unwrap());
+    let missing = format!("[{}, {})", first.first.0, last.next().0);
+    let wanted = Wanted { has_recovery: false, ..Wanted::itch() };
+    let arguments = ["--date", DATE, "--ts-recv", "none"];
+
+    let stopped = site.gateway(&wanted, &arguments);
+    let tail = site.tail(&["--schema", "mbo", "--until-ended", "-o", text(&site.path("out.dbn"))]);
+    play(&morning, site.lines[0]);
+    let _ = stopped.end_by(Signal::Terminate).with_code(0);
+    let gateway = site.gateway(&wanted, &arguments);
+    play(&afternoon, site.lines[0]);
+    let tail = tail.end();
+    let gateway = gateway.end_by(Signal::Terminate).with_code(0);
+    let told = format!("{}\n{}\n{}", tail.stderr, gateway.stdout, gateway.stderr);
+    assert!(tail.stderr.contains(&missing), "{missing} expected: {told}");
+    assert_ne!(tail.code, Some(0), "{told}");
+}
+
 fn play(capture: &std::path::Path, line: SocketAddrV4) {
     let line = line.to_string();
     let _ = process::run(["replay", text(capture), "--to", &line, "--rate", "4000", "--interface", "127.0.0.1"])
