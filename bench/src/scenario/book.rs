@@ -113,54 +113,68 @@ pub(crate) fn run_plain<S: OrderStore>(books: &mut OrderBooks<S>, day: &Day) -> 
     tops
 }
 
-/// As a replay can do it, which has the next packets at hand: asks for the orders and stocks of the packet after next
-/// and for the best levels of the next one before it applies a packet.
+/// As a replay can do it, which has the next packets at hand: before it applies a message it asks for the order and the
+/// stock of one a little further on, and for the best levels of one in between.
 #[inline(never)]
 pub(crate) fn run_ahead<S: OrderStore>(books: &mut OrderBooks<S>, day: &Day) -> u64 {
-    let (mut after_next, mut next) = (day.packets().skip(2), day.packets().skip(1));
-    day.packets().take(2).for_each(|packet| ask_for_orders(books, packet));
+    let mut block = day.bytes.as_slice();
+    let (mut far, mut near) = (block, block);
+    for _ in 0..ORDERS_AHEAD {
+        ask_for_order(books, &mut far);
+    }
+    for _ in 0..LEVELS_AHEAD {
+        ask_for_levels(books, &mut near);
+    }
     let mut tops = 0;
-    for packet in day.packets() {
-        if let Some(packet) = after_next.next() {
-            ask_for_orders(books, packet);
-        }
-        if let Some(packet) = next.next() {
-            ask_for_levels(books, packet);
-        }
-        tops = apply_packet(books, packet, tops);
+    while let Some(message) = MoldUdp64::next_message(&mut block) {
+        ask_for_order(books, &mut far);
+        ask_for_levels(books, &mut near);
+        tops = apply(books, message, tops);
     }
     tops
 }
+
+/// Messages from the request for an order to its use, and from the request for best levels.
+const ORDERS_AHEAD: usize = 16;
+const LEVELS_AHEAD: usize = 6;
 
 /// As a live channel has to do it: the same within each packet.
 #[inline(never)]
 pub(crate) fn run_ahead_in_packet<S: OrderStore>(books: &mut OrderBooks<S>, day: &Day) -> u64 {
     let mut tops = 0;
     for packet in day.packets() {
-        ask_for_orders(books, packet);
-        ask_for_levels(books, packet);
+        let (mut far, mut near) = (packet, packet);
+        while ask_for_order(books, &mut far) {}
+        while ask_for_levels(books, &mut near) {}
         tops = apply_packet(books, packet, tops);
     }
     tops
 }
 
-#[inline]
-fn ask_for_orders<S: OrderStore>(books: &OrderBooks<S>, mut block: &[u8]) {
-    while let Some(message) = MoldUdp64::next_message(&mut block) {
-        let Some(touched) = itch50::touches(message) else { continue };
+/// False at the end of the block.
+#[inline(always)]
+fn ask_for_order<S: OrderStore>(books: &OrderBooks<S>, block: &mut &[u8]) -> bool {
+    let Some(message) = MoldUdp64::next_message(block) else { return false };
+    if let Some(touched) = itch50::touches(message) {
         books.prefetch_instrument(InstrumentIndex(u32::from(touched.stock_locate)));
         if let Some(order_id) = touched.order_reference_number {
             books.prefetch_order(order_id);
         }
     }
+    true
 }
 
-#[inline]
-fn ask_for_levels<S: OrderStore>(books: &OrderBooks<S>, mut block: &[u8]) {
-    while let Some(message) = MoldUdp64::next_message(&mut block) {
-        let Some(touched) = itch50::touches(message) else { continue };
+/// False at the end of the block.
+#[inline(always)]
+fn ask_for_levels<S: OrderStore>(books: &OrderBooks<S>, block: &mut &[u8]) -> bool {
+    let Some(message) = MoldUdp64::next_message(block) else { return false };
+    if let Some(touched) = itch50::touches(message) {
         books.prefetch_tops(InstrumentIndex(u32::from(touched.stock_locate)));
+        if let Some(order_id) = touched.order_reference_number {
+            books.prefetch_displaced(order_id);
+        }
     }
+    true
 }
 
 #[inline]

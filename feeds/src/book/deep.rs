@@ -24,16 +24,16 @@ impl Root {
 }
 
 /// No node.
-pub(super) const NONE: u32 = u32::MAX;
+const NONE: u32 = u32::MAX;
 
 /// Storeys of inner nodes a tree may have. With chunks of 64 that is far more than any pool could fill.
 const HEIGHT_MAX: u16 = 12;
 
-/// Memory of all trees and of the hot arrays, which are chunks of the same pool. `C` levels make a chunk.
+/// Memory of all trees. `C` levels make a chunk.
 #[derive(Debug)]
 pub(super) struct Chunks<const C: usize> {
     chunks: Vec<Chunk<C>>,
-    /// How many levels each leaf holds. A hot array's count stands in its book instead.
+    /// How many levels each leaf holds.
     lens: Vec<u16>,
     free: Vec<u32>,
     inners: Vec<Inner<C>>,
@@ -60,16 +60,15 @@ impl<const C: usize> Chunks<C> {
     };
     const VACANT: Level = Level { price_e9: 0, size: 0, order_count: 0 };
 
-    /// Room for `hot_max` hot arrays and `levels_max` levels in up to `trees_max` trees.
-    pub(super) fn new(hot_max: usize, trees_max: usize, levels_max: usize) -> Self {
+    /// Room for `levels_max` levels in up to `trees_max` trees.
+    pub(super) fn new(trees_max: usize, levels_max: usize) -> Self {
         let leaves = levels_max / Self::HALF + trees_max + usize::from(HEIGHT_MAX);
         // Each storey has at most one node for `HALF` of the one below, and each tree a root that may have fewer.
         let inners = leaves / (Self::HALF - 1) + trees_max.min(levels_max / C) + 2 * usize::from(HEIGHT_MAX);
-        let count = hot_max + leaves;
         Self {
-            chunks: vec![Chunk([Self::VACANT; C]); count],
-            lens: vec![0; count],
-            free: free_list(count),
+            chunks: vec![Chunk([Self::VACANT; C]); leaves],
+            lens: vec![0; leaves],
+            free: free_list(leaves),
             inners: vec![Inner { lows: [0; C], children: [NONE; C], len: 0 }; inners],
             inners_free: free_list(inners),
         }
@@ -82,20 +81,15 @@ impl<const C: usize> Chunks<C> {
         self.inners_free.extend(descending(self.inners.len()));
     }
 
-    /// A chunk for a hot array.
-    pub(super) fn allocate(&mut self) -> Option<u32> {
-        self.free.pop()
-    }
-
     /// All places of a chunk.
     #[inline]
-    pub(super) fn places(&self, chunk: u32) -> &[Level] {
+    fn places(&self, chunk: u32) -> &[Level] {
         self.chunks.get(chunk as usize).map_or(&[], |chunk| &chunk.0)
     }
 
     /// All places of a chunk.
     #[inline]
-    pub(super) fn places_mut(&mut self, chunk: u32) -> &mut [Level] {
+    fn places_mut(&mut self, chunk: u32) -> &mut [Level] {
         self.chunks.get_mut(chunk as usize).map_or(&mut [], |chunk| &mut chunk.0)
     }
 
@@ -694,7 +688,7 @@ mod tests {
         /// Small chunks make tall trees: splits, merges and borrowing on every storey.
         #[test]
         fn a_tree_is_a_sorted_map(steps in steps()) {
-            let mut chunks = Chunks::<4>::new(0, 1, 1_000);
+            let mut chunks = Chunks::<4>::new(1, 1_000);
             let all_free = chunks.free_counts();
             let mut root = Root::EMPTY;
             let mut model = BTreeMap::new();
@@ -735,7 +729,7 @@ mod tests {
     #[test]
     fn the_pool_holds_what_it_was_made_for_whatever_the_order() {
         for stride in [1_i64, 7_919, -1] {
-            let mut chunks = Chunks::<8>::new(0, 1, 10_000);
+            let mut chunks = Chunks::<8>::new(1, 10_000);
             let mut root = Root::EMPTY;
             for index in 0..10_000 {
                 assert!(chunks.insert(&mut root, level((index * stride).rem_euclid(1_000_003))), "{stride} {index}");
@@ -746,7 +740,7 @@ mod tests {
 
     #[test]
     fn a_full_pool_refuses_and_stays_whole() {
-        let mut chunks = Chunks::<4>::new(0, 0, 0);
+        let mut chunks = Chunks::<4>::new(0, 0);
         let mut root = Root::EMPTY;
         let fitted = (0..1_000).take_while(|key| chunks.insert(&mut root, level(*key))).count();
         assert!(fitted < 1_000);

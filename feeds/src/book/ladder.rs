@@ -1,27 +1,41 @@
 //! The price levels of all instruments of a channel.
 //!
 //! Each side of a book is a *hot array* of its best levels, sorted with the best last and searched from there, and
-//! behind it, only if there are more, a tree of [deeper](super::deep) ones. Nearly every message touches a level
-//! near the top: one cache line of the instrument's record, one or two of the hot array.
+//! behind it, only if there are more, a tree of [deeper](super::deep) ones. An instrument has all of this but the tree in
+//! one piece of memory: a cache line with both best levels and the counts, then the hot arrays. So a message touches one
+//! page of it, and the first line alone answers what the top of book is.
 //!
 //! Inside, a price is kept as a *key*: the price itself for bids, its bitwise complement for asks. The better price is
 //! the larger key on both sides, so that neither search nor comparison asks for the side.
+//!
+//! **Few branches that can't be foretold.** Where a price stands is a matter of chance, so the search compares eight
+//! levels at once and counts, and a level is put in or taken out by moving eight places, whether or not they are all in
+//! use. Below the worst level stand eight places that are worse than any price, so that there are always eight.
 
 use core::iter::Rev;
 
 use super::{
     BookFault, BookLimits, DEPTH_BEYOND, DEPTH_EXACT, InstrumentIndex, Level, LevelChange, Side,
-    deep::{self, Chunks, NONE, Root},
+    deep::{self, Chunks, Root},
     prefetch,
 };
 
-/// Levels in a hot array and in a chunk of the deep tree.
+/// Levels in a chunk of the deep tree.
 const CHUNK: usize = 64;
 
-/// Deep levels move up when the hot array has fewer than this, so that the depth of a change is exact below it.
-const HOT_MIN: u16 = 16;
+/// Levels that are compared, and places that are moved, at once.
+const LANES: usize = EMPTY_LEN as usize;
 
-const _: () = assert!(HOT_MIN as u32 >= DEPTH_EXACT && (HOT_MIN as usize) <= CHUNK / 2);
+/// Places in use of a hot array without levels.
+const EMPTY_LEN: u16 = 8;
+
+/// Places of a hot array, of which the first [`LANES`] never hold a level.
+const PLACES: usize = 68;
+
+/// Deep levels move up when the hot array has fewer than this, so that the depth of a change is exact below it.
+const HOT_MIN: usize = 16;
+
+const _: () = assert!(HOT_MIN >= DEPTH_EXACT as usize && HOT_MIN + CHUNK / 2 <= PLACES - LANES);
 
 /// The price levels of all instruments, both sides.
 #[derive(Debug)]
@@ -32,30 +46,33 @@ pub(super) struct Ladders {
     levels_max: u32,
 }
 
-/// One instrument: one cache line.
+/// One instrument. An odd number of cache lines, so that the first lines of all instruments spread over the whole cache.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 struct Book {
-    heads: [Head; 2],
+    /// The best levels; [`NO_LEVEL`] without one.
+    tops: Sides<Level>,
+    /// All levels, the deep ones too.
+    level_counts: Sides<u32>,
+    deep_nodes: Sides<u32>,
+    deep_heights: Sides<u16>,
+    /// Places in use, the first [`LANES`] among them.
+    lens: Sides<u16>,
     is_suspect: bool,
     is_crossed: bool,
     cross_check_off: bool,
+    hot: Sides<Hot>,
 }
 
-/// One side.
+/// Best levels of a side, the best one last, with keys for prices.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Hot([Level; PLACES]);
+
+/// One for each side.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-struct Head {
-    /// Key of the best level; [`i64::MIN`] without one, which is worse than anything it is compared with.
-    best_key: i64,
-    /// Chunk of the hot array, once there has been a level.
-    hot: u32,
-    /// All levels, the deep ones too.
-    level_count: u32,
-    deep_node: u32,
-    deep_height: u16,
-    hot_len: u16,
-}
+struct Sides<T>([T; 2]);
 
 /// What became of one level.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +82,10 @@ pub(super) struct Touched {
     pub(super) level: Level,
 }
 
-const _: () = assert!(size_of::<Book>() == 64);
+/// Worse than any level. A real one has a size.
+const NO_LEVEL: Level = Level { price_e9: i64::MIN, size: 0, order_count: 0 };
+
+const _: () = assert!(core::mem::offset_of!(Book, hot) == 64 && size_of::<Book>() / 64 % 2 == 1);
 
 impl Touched {
     /// What stands for a level that should be there and isn't; debug builds assert before.
@@ -76,63 +96,153 @@ impl Touched {
     };
 }
 
-impl Book {
-    const EMPTY: Self = Self { heads: [Head::EMPTY; 2], is_suspect: false, is_crossed: false, cross_check_off: false };
-
-    #[inline]
-    fn head(&self, side: Side) -> &Head {
-        let [bid, ask] = &self.heads;
+impl<T> Sides<T> {
+    #[inline(always)]
+    fn of(&self, side: Side) -> &T {
+        let [bid, ask] = &self.0;
         if side == Side::Bid { bid } else { ask }
     }
 
-    #[inline]
-    fn head_mut(&mut self, side: Side) -> &mut Head {
-        let [bid, ask] = &mut self.heads;
+    #[inline(always)]
+    fn of_mut(&mut self, side: Side) -> &mut T {
+        let [bid, ask] = &mut self.0;
         if side == Side::Bid { bid } else { ask }
-    }
-
-    #[inline]
-    fn is_out_of_order(&self) -> bool {
-        self.head(Side::Bid).best_key > !self.head(Side::Ask).best_key
     }
 }
 
-impl Head {
-    const EMPTY: Self =
-        Self { best_key: i64::MIN, hot: NONE, level_count: 0, deep_node: NONE, deep_height: 0, hot_len: 0 };
+impl Book {
+    const EMPTY: Self = Self {
+        tops: Sides([NO_LEVEL; 2]),
+        level_counts: Sides([0; 2]),
+        deep_nodes: Sides([Root::EMPTY.node; 2]),
+        deep_heights: Sides([Root::EMPTY.height; 2]),
+        lens: Sides([EMPTY_LEN; 2]),
+        is_suspect: false,
+        is_crossed: false,
+        cross_check_off: false,
+        hot: Sides([Hot([NO_LEVEL; PLACES]); 2]),
+    };
 
-    #[inline]
-    fn deep(&self) -> Root {
-        Root { node: self.deep_node, height: self.deep_height }
+    #[inline(always)]
+    fn len(&self, side: Side) -> usize {
+        usize::from(*self.lens.of(side))
     }
 
-    fn set_deep(&mut self, root: Root) {
-        self.deep_node = root.node;
-        self.deep_height = root.height;
+    #[inline(always)]
+    fn is_out_of_order(&self) -> bool {
+        self.tops.of(Side::Bid).price_e9 > !self.tops.of(Side::Ask).price_e9
     }
 
     #[inline]
-    fn hot_len(&self) -> usize {
-        usize::from(self.hot_len)
+    fn deep(&self, side: Side) -> Root {
+        Root { node: *self.deep_nodes.of(side), height: *self.deep_heights.of(side) }
+    }
+
+    fn set_deep(&mut self, side: Side, root: Root) {
+        *self.deep_nodes.of_mut(side) = root.node;
+        *self.deep_heights.of_mut(side) = root.height;
+    }
+
+    /// Levels in use, worst first.
+    #[inline]
+    fn levels(&self, side: Side) -> &[Level] {
+        self.hot.of(side).0.get(LANES..self.len(side)).unwrap_or(&[])
+    }
+
+    /// The hot array is full: its worse half goes into the tree. False, and nothing done: the pool is used up.
+    #[cold]
+    fn spill(&mut self, chunks: &mut Chunks<CHUNK>, side: Side) -> bool {
+        let mut root = self.deep(side);
+        let hot = &mut self.hot.of_mut(side).0;
+        let Some(worse) = hot.get(LANES..LANES + SPILLED) else { return false };
+        if !chunks.append_best(&mut root, worse) {
+            return false;
+        }
+        hot.copy_within(LANES + SPILLED.., LANES);
+        *self.lens.of_mut(side) -= SPILLED_LEN;
+        self.set_deep(side, root);
+        true
+    }
+
+    /// The hot array is short: the best of the tree come up.
+    #[cold]
+    fn refill(&mut self, chunks: &mut Chunks<CHUNK>, side: Side) {
+        let mut root = self.deep(side);
+        let mut len = self.len(side);
+        while len < LANES + HOT_MIN && !root.is_empty() {
+            let mut better = [Level::default(); CHUNK / 2];
+            let taken = chunks.take_best(&mut root, &mut better);
+            let hot = &mut self.hot.of_mut(side).0;
+            if taken == 0 || len + taken > hot.len() {
+                break;
+            }
+            hot.copy_within(LANES..len, LANES + taken);
+            if let (Some(to), Some(from)) = (hot.get_mut(LANES..LANES + taken), better.get(..taken)) {
+                to.copy_from_slice(from);
+            }
+            len += taken;
+        }
+        self.set_deep(side, root);
+        *self.lens.of_mut(side) = u16::try_from(len).unwrap_or(EMPTY_LEN);
+    }
+}
+
+/// So many leave a full hot array at once.
+const SPILLED: usize = SPILLED_LEN as usize;
+const SPILLED_LEN: u16 = 32;
+const _: () = assert!(SPILLED <= CHUNK / 2);
+
+impl Hot {
+    /// Index of the best level that is no better than `key`: the level of that key, if there is one. Less than
+    /// [`LANES`] if all are better.
+    #[inline(always)]
+    fn search(&self, len: usize, key: i64) -> usize {
+        let mut end = len;
+        while let Some(lanes) = end.checked_sub(LANES).and_then(|first| self.0.get(first..)?.first_chunk::<LANES>()) {
+            let better = lanes.iter().map(|level| usize::from(level.price_e9 > key)).sum::<usize>();
+            if better < LANES {
+                return end - 1 - better;
+            }
+            end -= LANES;
+        }
+        0
+    }
+
+    /// Puts a level at `index`, which is at most `len`.
+    #[inline(always)]
+    fn open(&mut self, len: usize, index: usize, level: Level) {
+        match self.0.get_mut(index..).and_then(<[Level]>::first_chunk_mut::<{ LANES + 1 }>) {
+            Some(places) if len - index <= LANES => {
+                places.copy_within(..LANES, 1);
+                let [place, ..] = places;
+                *place = level;
+            }
+            _ => deep::open(&mut self.0, len, index, level),
+        }
+    }
+
+    /// Takes the level at `index` out.
+    #[inline(always)]
+    fn close(&mut self, len: usize, index: usize) {
+        match self.0.get_mut(index..).and_then(<[Level]>::first_chunk_mut::<{ LANES + 1 }>) {
+            Some(places) if len - index <= LANES + 1 => places.copy_within(1.., 0),
+            _ => {
+                deep::close(&mut self.0, len, index);
+            }
+        }
+    }
+
+    /// The best level, or [`NO_LEVEL`].
+    #[inline(always)]
+    fn top(&self, len: usize) -> Level {
+        self.0.get(len.wrapping_sub(1)).copied().unwrap_or(NO_LEVEL)
     }
 }
 
 /// Turns a price of that side into its key, and back.
-#[inline]
+#[inline(always)]
 fn key_of(side: Side, price_e9: i64) -> i64 {
-    match side {
-        Side::Bid => price_e9,
-        Side::Ask => !price_e9,
-    }
-}
-
-/// Where a key is or would be.
-enum Place {
-    Hot(usize),
-    /// Would stand before that one of the hot array.
-    Between(usize),
-    /// Behind the hot array, where there is a tree.
-    Deep,
+    price_e9 ^ -i64::from(side as u8)
 }
 
 impl Ladders {
@@ -141,7 +251,7 @@ impl Ladders {
         let levels_max = limits.levels_max as usize;
         Self {
             books: vec![Book::EMPTY; limits.instruments_max as usize],
-            chunks: Chunks::new(sides, sides.min(levels_max / usize::from(HOT_MIN)), levels_max),
+            chunks: Chunks::new(sides.min(levels_max / HOT_MIN), levels_max),
             level_count: 0,
             levels_max: limits.levels_max,
         }
@@ -159,7 +269,7 @@ impl Ladders {
     }
 
     /// Adds one order's size to its level.
-    #[inline]
+    #[inline(always)]
     pub(super) fn add(
         &mut self,
         instrument: InstrumentIndex,
@@ -190,7 +300,7 @@ impl Ladders {
     }
 
     /// Takes size, and with `orders_gone` a whole order, from a level that has as much. Without size left it goes.
-    #[inline]
+    #[inline(always)]
     pub(super) fn take(
         &mut self,
         instrument: InstrumentIndex,
@@ -200,38 +310,33 @@ impl Ladders {
         orders_gone: u32,
     ) -> Option<Touched> {
         let book = self.books.get_mut(instrument.0 as usize)?;
-        let head = book.head_mut(side);
         let key = key_of(side, price_e9);
-        let places = self.chunks.places_mut(head.hot);
-        let hot = places.get_mut(..head.hot_len())?;
-        let index = match place_of(hot, key, head) {
-            Place::Hot(index) => index,
-            Place::Between(_) => return None,
-            Place::Deep => return self.take_deep(instrument, side, key, size, orders_gone),
+        let len = book.len(side);
+        let hot = book.hot.of_mut(side);
+        let index = hot.search(len, key);
+        let level = match hot.0.get_mut(index) {
+            Some(level) if level.price_e9 == key && index >= LANES => level,
+            _ => return self.take_deep(instrument, side, key, size, orders_gone),
         };
-        let depth = depth_of(hot.len(), index);
-        let level = hot.get_mut(index)?;
         level.size = level.size.saturating_sub(size);
         level.order_count = level.order_count.saturating_sub(orders_gone);
-        let mut level = *level;
-        level.price_e9 = price_e9;
+        let level = Level { price_e9, ..*level };
+        let depth = depth_of(len, index);
         if level.size > 0 {
             debug_assert!(orders_gone == 0 || level.order_count > 0, "a level with size has orders");
+            *book.tops.of_mut(side) = hot.top(len);
             return Some(Touched { depth, change: LevelChange::Changed, level });
         }
-        let len = hot.len();
-        deep::close(places, len, index);
-        head.hot_len -= 1;
-        head.level_count -= 1;
+        hot.close(len, index);
+        *book.tops.of_mut(side) = hot.top(len - 1);
+        *book.lens.of_mut(side) -= 1;
+        *book.level_counts.of_mut(side) -= 1;
         self.level_count -= 1;
-        if head.hot_len < HOT_MIN && !head.deep().is_empty() {
-            refill(&mut self.chunks, head);
+        if len <= LANES + HOT_MIN && !book.deep(side).is_empty() {
+            book.refill(&mut self.chunks, side);
         }
-        if depth == 0 {
-            head.best_key = best_key(self.chunks.places(head.hot), head.hot_len());
-            if book.is_crossed {
-                book.is_crossed = book.is_out_of_order();
-            }
+        if book.is_crossed {
+            book.is_crossed = book.is_out_of_order();
         }
         Some(Touched { depth, change: LevelChange::Removed, level })
     }
@@ -240,6 +345,12 @@ impl Ladders {
     #[inline]
     pub(super) fn remove(&mut self, instrument: InstrumentIndex, side: Side, price_e9: i64) -> Option<Touched> {
         self.take(instrument, side, price_e9, u32::MAX, u32::MAX)
+    }
+
+    /// Whether the best bid is above the best ask.
+    #[inline(always)]
+    pub(super) fn is_out_of_order(&self, instrument: InstrumentIndex) -> bool {
+        self.books.get(instrument.0 as usize).is_some_and(Book::is_out_of_order)
     }
 
     /// Compares the tops. True when the book has become crossed since it was last in order.
@@ -267,6 +378,7 @@ impl Ladders {
         self.books.iter_mut().for_each(|book| book.is_suspect = suspect);
     }
 
+    #[inline]
     pub(super) fn view(&self, instrument: InstrumentIndex) -> BookView<'_> {
         BookView { chunks: &self.chunks, book: self.books.get(instrument.0 as usize) }
     }
@@ -276,15 +388,14 @@ impl Ladders {
         prefetch::element(&self.books, instrument.0 as usize);
     }
 
-    /// Reads the instrument's record and asks for the best levels of both sides.
+    /// Reads the instrument's first line and asks for the best levels of both sides.
     #[inline]
     pub(super) fn prefetch_tops(&self, instrument: InstrumentIndex) {
         let Some(book) = self.books.get(instrument.0 as usize) else { return };
-        for head in &book.heads {
-            let places = self.chunks.places(head.hot);
-            let top = head.hot_len().wrapping_sub(1);
-            prefetch::element(places, top);
-            prefetch::element(places, top.wrapping_sub(LEVELS_PER_LINE));
+        for side in Side::BOTH {
+            let len = book.len(side);
+            prefetch::element(&book.hot.of(side).0, len.wrapping_sub(1));
+            prefetch::element(&book.hot.of(side).0, len.wrapping_sub(1 + LEVELS_PER_LINE));
         }
     }
 
@@ -292,7 +403,7 @@ impl Ladders {
         self.books.capacity() * size_of::<Book>() + self.chunks.memory_bytes()
     }
 
-    #[inline]
+    #[inline(always)]
     fn upsert(
         &mut self,
         instrument: InstrumentIndex,
@@ -302,78 +413,85 @@ impl Ladders {
         update: impl FnOnce(&mut Level) -> Result<(), BookFault>,
     ) -> Result<Touched, BookFault> {
         let book = self.books.get_mut(instrument.0 as usize).ok_or(BookFault::InstrumentUnknown)?;
-        let head = book.head_mut(side);
         let key = key_of(side, price_e9);
-        let hot = self.chunks.places_mut(head.hot).get_mut(..head.hot_len()).unwrap_or(&mut []);
-        let (depth, level) = match place_of(hot, key, head) {
-            Place::Hot(index) => {
-                let depth = depth_of(hot.len(), index);
-                let level = hot.get_mut(index).ok_or(BookFault::LevelsFull)?;
-                update(level)?;
-                (depth, *level)
-            }
-            Place::Between(index) => {
-                return self.insert(instrument, side, price_e9, Some(index), new);
-            }
-            Place::Deep => match self.chunks.find_mut(head.deep(), key) {
-                Some(level) => {
-                    update(level)?;
-                    (DEPTH_BEYOND, *level)
-                }
-                None => return self.insert(instrument, side, price_e9, None, new),
-            },
-        };
-        Ok(Touched { depth, change: LevelChange::Changed, level: Level { price_e9, ..level } })
-    }
-
-    /// A new level, before that one of the hot array or in the tree.
-    #[inline]
-    fn insert(
-        &mut self,
-        instrument: InstrumentIndex,
-        side: Side,
-        price_e9: i64,
-        index: Option<usize>,
-        new: Level,
-    ) -> Result<Touched, BookFault> {
+        let keyed = Level { price_e9: key, ..new };
+        let len = book.len(side);
+        let hot = book.hot.of_mut(side);
+        let index = hot.search(len, key);
+        if let Some(level) = hot.0.get_mut(index)
+            && level.price_e9 == key
+            && index >= LANES
+        {
+            update(level)?;
+            let level = Level { price_e9, ..*level };
+            *book.tops.of_mut(side) = hot.top(len);
+            return Ok(Touched { depth: depth_of(len, index), change: LevelChange::Changed, level });
+        }
+        if len == PLACES || index < LANES && !book.deep(side).is_empty() {
+            return self.upsert_slow(instrument, side, keyed, update);
+        }
         if self.level_count >= self.levels_max {
             return Err(BookFault::LevelsFull);
         }
-        let book = self.books.get_mut(instrument.0 as usize).ok_or(BookFault::InstrumentUnknown)?;
-        let head = book.head_mut(side);
-        let key = key_of(side, price_e9);
-        let keyed = Level { price_e9: key, ..new };
-        let mut index = index;
-        if head.hot == NONE {
-            head.hot = self.chunks.allocate().ok_or(BookFault::LevelsFull)?;
-        }
-        if head.hot_len() == CHUNK && index.is_some() {
-            spill(&mut self.chunks, head)?;
-            index = index.and_then(|index| index.checked_sub(CHUNK / 2)).filter(|index| *index > 0);
-        }
-        let depth = match index {
-            Some(index) => {
-                let len = head.hot_len();
-                deep::open(self.chunks.places_mut(head.hot), len, index, keyed);
-                head.hot_len += 1;
-                depth_of(len + 1, index)
-            }
-            None => {
-                let mut root = head.deep();
-                let inserted = self.chunks.insert(&mut root, keyed);
-                head.set_deep(root);
-                if !inserted {
-                    return Err(BookFault::LevelsFull);
-                }
-                DEPTH_BEYOND
-            }
-        };
-        head.level_count += 1;
+        // After the one that is worse, or in front of all.
+        let index = index.max(LANES - 1) + 1;
+        let hot = book.hot.of_mut(side);
+        hot.open(len, index, keyed);
+        *book.tops.of_mut(side) = hot.top(len + 1);
+        *book.lens.of_mut(side) += 1;
+        *book.level_counts.of_mut(side) += 1;
         self.level_count += 1;
-        if depth == 0 {
-            head.best_key = key;
+        Ok(Touched { depth: depth_of(len + 1, index), change: LevelChange::Added, level: new })
+    }
+
+    /// A level that is not in the hot array, where that is full or there is a tree.
+    #[cold]
+    fn upsert_slow(
+        &mut self,
+        instrument: InstrumentIndex,
+        side: Side,
+        keyed: Level,
+        update: impl FnOnce(&mut Level) -> Result<(), BookFault>,
+    ) -> Result<Touched, BookFault> {
+        let book = self.books.get_mut(instrument.0 as usize).ok_or(BookFault::InstrumentUnknown)?;
+        let key = keyed.price_e9;
+        let level = Level { price_e9: key_of(side, key), ..keyed };
+        let is_deep = book.levels(side).first().is_some_and(|worst| key < worst.price_e9);
+        let mut root = book.deep(side);
+        if is_deep && let Some(level) = self.chunks.find_mut(root, key) {
+            update(level)?;
+            let level = Level { price_e9: key_of(side, key), ..*level };
+            return Ok(Touched { depth: DEPTH_BEYOND, change: LevelChange::Changed, level });
         }
-        Ok(Touched { depth, change: LevelChange::Added, level: new })
+        if self.level_count >= self.levels_max {
+            return Err(BookFault::LevelsFull);
+        }
+        let mut depth = DEPTH_BEYOND;
+        let is_deep = is_deep && !root.is_empty();
+        if !is_deep && book.len(side) == PLACES {
+            if !book.spill(&mut self.chunks, side) {
+                return Err(BookFault::LevelsFull);
+            }
+            root = book.deep(side);
+        }
+        let len = book.len(side);
+        let hot = book.hot.of_mut(side);
+        let index = hot.search(len, key);
+        if is_deep || index < LANES {
+            let inserted = self.chunks.insert(&mut root, keyed);
+            book.set_deep(side, root);
+            if !inserted {
+                return Err(BookFault::LevelsFull);
+            }
+        } else {
+            hot.open(len, index + 1, keyed);
+            depth = depth_of(len + 1, index + 1);
+            *book.tops.of_mut(side) = hot.top(len + 1);
+            *book.lens.of_mut(side) += 1;
+        }
+        *book.level_counts.of_mut(side) += 1;
+        self.level_count += 1;
+        Ok(Touched { depth, change: LevelChange::Added, level })
     }
 
     #[cold]
@@ -385,8 +503,8 @@ impl Ladders {
         size: u32,
         orders_gone: u32,
     ) -> Option<Touched> {
-        let head = self.books.get_mut(instrument.0 as usize)?.head_mut(side);
-        let mut root = head.deep();
+        let book = self.books.get_mut(instrument.0 as usize)?;
+        let mut root = book.deep(side);
         let level = self.chunks.find_mut(root, key)?;
         level.size = level.size.saturating_sub(size);
         level.order_count = level.order_count.saturating_sub(orders_gone);
@@ -394,8 +512,8 @@ impl Ladders {
         let mut change = LevelChange::Changed;
         if level.size == 0 {
             self.chunks.remove(&mut root, key);
-            head.set_deep(root);
-            head.level_count -= 1;
+            book.set_deep(side, root);
+            *book.level_counts.of_mut(side) -= 1;
             self.level_count -= 1;
             change = LevelChange::Removed;
         }
@@ -405,70 +523,11 @@ impl Ladders {
 
 const LEVELS_PER_LINE: usize = 64 / size_of::<Level>();
 
-/// Looks from the best level on: most messages are about the first few.
-#[inline]
-fn place_of(hot: &[Level], key: i64, head: &Head) -> Place {
-    let mut index = hot.len();
-    for level in hot.iter().rev() {
-        if level.price_e9 <= key {
-            return if level.price_e9 == key { Place::Hot(index - 1) } else { Place::Between(index) };
-        }
-        index -= 1;
-    }
-    if head.deep().is_empty() { Place::Between(0) } else { Place::Deep }
-}
-
-#[inline]
+#[inline(always)]
 fn depth_of(len: usize, index: usize) -> u32 {
     match u32::try_from(len - 1 - index) {
         Ok(depth) if depth < DEPTH_EXACT => depth,
         _ => DEPTH_BEYOND,
-    }
-}
-
-#[inline]
-fn best_key(places: &[Level], len: usize) -> i64 {
-    len.checked_sub(1).and_then(|top| places.get(top)).map_or(i64::MIN, |level| level.price_e9)
-}
-
-/// The hot array is full: its worse half goes into the tree.
-#[cold]
-fn spill(chunks: &mut Chunks<CHUNK>, head: &mut Head) -> Result<(), BookFault> {
-    let mut worse = [Level::default(); CHUNK / 2];
-    if let Some(half) = chunks.places(head.hot).get(..CHUNK / 2) {
-        worse.copy_from_slice(half);
-    }
-    let mut root = head.deep();
-    if !chunks.append_best(&mut root, &worse) {
-        return Err(BookFault::LevelsFull);
-    }
-    head.set_deep(root);
-    chunks.places_mut(head.hot).copy_within(CHUNK / 2.., 0);
-    head.hot_len -= HALF_CHUNK;
-    Ok(())
-}
-
-const HALF_CHUNK: u16 = 32;
-const _: () = assert!(HALF_CHUNK as usize * 2 == CHUNK);
-
-/// The hot array is short: the best of the tree come up.
-#[cold]
-fn refill(chunks: &mut Chunks<CHUNK>, head: &mut Head) {
-    while head.hot_len < HOT_MIN && !head.deep().is_empty() {
-        let mut better = [Level::default(); CHUNK / 2];
-        let mut root = head.deep();
-        let taken = chunks.take_best(&mut root, &mut better);
-        head.set_deep(root);
-        let len = head.hot_len();
-        let places = chunks.places_mut(head.hot);
-        if taken + len > places.len() {
-            return;
-        }
-        places.copy_within(..len, taken);
-        if let (Some(to), Some(from)) = (places.get_mut(..taken), better.get(..taken)) {
-            to.copy_from_slice(from);
-        }
-        head.hot_len = u16::try_from(len + taken).unwrap_or(head.hot_len);
     }
 }
 
@@ -483,10 +542,7 @@ impl<'a> BookView<'a> {
     /// Levels of a side, best first.
     #[must_use]
     pub fn levels(&self, side: Side) -> Levels<'a> {
-        let (hot, root) = match self.book.map(|book| book.head(side)) {
-            Some(head) => (self.chunks.places(head.hot).get(..head.hot_len()).unwrap_or(&[]), head.deep()),
-            None => (&[][..], Root::EMPTY),
-        };
+        let (hot, root) = self.book.map_or((&[][..], Root::EMPTY), |book| (book.levels(side), book.deep(side)));
         Levels { hot: hot.iter().rev(), chunks: self.chunks, root, deep: None, side }
     }
 
@@ -494,16 +550,15 @@ impl<'a> BookView<'a> {
     #[must_use]
     #[inline]
     pub fn top(&self, side: Side) -> Option<Level> {
-        let head = self.book?.head(side);
-        let level = self.chunks.places(head.hot).get(head.hot_len().checked_sub(1)?)?;
-        Some(Level { price_e9: key_of(side, level.price_e9), ..*level })
+        let level = self.book?.tops.of(side);
+        (level.size > 0).then(|| Level { price_e9: key_of(side, level.price_e9), ..*level })
     }
 
     /// How many levels a side has.
     #[must_use]
     #[inline]
     pub fn level_count(&self, side: Side) -> u32 {
-        self.book.map_or(0, |book| book.head(side).level_count)
+        self.book.map_or(0, |book| *book.level_counts.of(side))
     }
 
     /// Whether the book may differ from the venue's: after a fault or a gap, until it is rebuilt or cleared.
@@ -545,13 +600,13 @@ impl Ladders {
     pub(super) fn check(&self, instrument: InstrumentIndex) {
         let book = &self.books[instrument.0 as usize];
         for side in Side::BOTH {
-            let head = book.head(side);
-            let hot = &self.chunks.places(head.hot)[..head.hot_len()];
-            let deep = self.chunks.check(head.deep());
+            let hot = book.levels(side);
+            let deep = self.chunks.check(book.deep(side));
+            assert!(book.hot.of(side).0[..LANES].iter().all(|level| *level == NO_LEVEL));
             assert!(hot.windows(2).all(|pair| pair[0].price_e9 < pair[1].price_e9));
-            assert_eq!(head.level_count as usize, hot.len() + deep);
-            assert_eq!(head.best_key, hot.last().map_or(i64::MIN, |level| level.price_e9));
-            assert!(deep == 0 || head.hot_len >= HOT_MIN);
+            assert_eq!(*book.level_counts.of(side) as usize, hot.len() + deep);
+            assert_eq!(*book.tops.of(side), hot.last().copied().unwrap_or(NO_LEVEL));
+            assert!(deep == 0 || hot.len() >= HOT_MIN);
             let levels: Vec<Level> = self.view(instrument).levels(side).collect();
             assert!(levels.windows(2).all(|pair| side.is_better(pair[0].price_e9, pair[1].price_e9)));
             assert!(levels.iter().all(|level| level.size > 0));

@@ -43,7 +43,7 @@ impl<S: OrderStore> OrderBooks<S> {
     /// # Errors
     /// `InstrumentUnknown`, `ZeroSize`, `DuplicateOrder`, `OrdersFull`, `OrderProbesExceeded`, `LevelsFull`,
     /// `LevelOverflow`: the order is ignored.
-    #[inline]
+    #[inline(always)]
     pub fn add(
         &mut self,
         instrument: InstrumentIndex,
@@ -75,7 +75,7 @@ impl<S: OrderStore> OrderBooks<S> {
         let mut change = change_of(&order, size, size, touched);
         // Only a new best price can cross.
         let is_new_best = touched.depth == 0 && touched.change == LevelChange::Added;
-        if is_new_best && self.ladders.check_crossed(instrument) {
+        if self.ladders.is_out_of_order(instrument) && is_new_best && self.ladders.check_crossed(instrument) {
             change.fault = Some(self.fault(instrument, BookFault::Crossed));
         }
         Ok(change)
@@ -86,7 +86,7 @@ impl<S: OrderStore> OrderBooks<S> {
     ///
     /// # Errors
     /// `ZeroSize`, `UnknownOrder`, `InstrumentMismatch`: nothing is applied.
-    #[inline]
+    #[inline(always)]
     pub fn execute(&mut self, instrument: InstrumentIndex, order_id: u64, size: u32) -> Result<Change, BookFault> {
         self.take(instrument, order_id, size, BookFault::OverExecution)
     }
@@ -96,7 +96,7 @@ impl<S: OrderStore> OrderBooks<S> {
     ///
     /// # Errors
     /// `ZeroSize`, `UnknownOrder`, `InstrumentMismatch`: nothing is applied.
-    #[inline]
+    #[inline(always)]
     pub fn reduce(&mut self, instrument: InstrumentIndex, order_id: u64, size: u32) -> Result<Change, BookFault> {
         self.take(instrument, order_id, size, BookFault::OverCancel)
     }
@@ -105,7 +105,7 @@ impl<S: OrderStore> OrderBooks<S> {
     ///
     /// # Errors
     /// `UnknownOrder`, `InstrumentMismatch`: nothing is applied.
-    #[inline]
+    #[inline(always)]
     pub fn delete(&mut self, instrument: InstrumentIndex, order_id: u64) -> Result<Change, BookFault> {
         let (slot, order) = self.resting(instrument, order_id)?;
         Ok(self.remove(slot, &order))
@@ -116,7 +116,7 @@ impl<S: OrderStore> OrderBooks<S> {
     ///
     /// # Errors
     /// `UnknownOrder`, `InstrumentMismatch`: nothing is applied.
-    #[inline]
+    #[inline(always)]
     pub fn replace(
         &mut self,
         instrument: InstrumentIndex,
@@ -174,6 +174,12 @@ impl<S: OrderStore> OrderBooks<S> {
         self.ladders.prefetch(instrument);
     }
 
+    /// A second hint, once the first has had its effect: what an addition of that order touches beyond its place.
+    #[inline]
+    pub fn prefetch_displaced(&self, order_id: u64) {
+        self.store.prefetch_displaced(order_id);
+    }
+
     /// A second hint, once the first has had its effect: the best levels of that instrument.
     #[inline]
     pub fn prefetch_tops(&self, instrument: InstrumentIndex) {
@@ -218,7 +224,7 @@ impl<S: OrderStore> OrderBooks<S> {
         self.store.memory_bytes() + self.ladders.memory_bytes()
     }
 
-    #[inline]
+    #[inline(always)]
     fn take(
         &mut self,
         instrument: InstrumentIndex,
@@ -246,7 +252,7 @@ impl<S: OrderStore> OrderBooks<S> {
         Ok(change_of(&order, size, remaining, touched.unwrap_or(Touched::NOTHING)))
     }
 
-    #[inline]
+    #[inline(always)]
     fn remove(&mut self, slot: Slot, order: &Order) -> Change {
         self.store.remove(slot);
         let touched = self.ladders.take(order.instrument(), order.side(), order.price_e9, order.size, 1);
@@ -254,7 +260,7 @@ impl<S: OrderStore> OrderBooks<S> {
         change_of(order, order.size, 0, touched.unwrap_or(Touched::NOTHING))
     }
 
-    #[inline]
+    #[inline(always)]
     fn resting(&mut self, instrument: InstrumentIndex, order_id: u64) -> Result<(Slot, Order), BookFault> {
         let Some(slot) = self.store.find(order_id) else {
             return Err(self.fault(instrument, BookFault::UnknownOrder));
@@ -275,7 +281,7 @@ impl<S: OrderStore> OrderBooks<S> {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn change_of(order: &Order, size: u32, remaining: u32, touched: Touched) -> Change {
     Change {
         instrument: order.instrument(),

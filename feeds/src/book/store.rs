@@ -37,6 +37,11 @@ pub trait OrderStore {
     /// Asks for the memory where that order is or would be.
     fn prefetch(&self, order_id: u64);
 
+    /// A second hint, once the first has had its effect: asks for the memory that an insertion of that id needs beyond
+    /// its own place.
+    #[inline(always)]
+    fn prefetch_displaced(&self, _order_id: u64) {}
+
     /// Live orders.
     fn len(&self) -> usize;
 
@@ -64,7 +69,9 @@ pub struct Order {
     pub(super) price_e9: i64,
     pub(super) size: u32,
     instrument_side: u32,
-    pub(super) priority: u64,
+    /// Priority in the upper 48 bits. Below, of a place in a [`HashStore`] and not of the order in it: how many orders
+    /// rest further off because this place was taken.
+    priority_passed: u64,
 }
 
 impl Order {
@@ -76,7 +83,13 @@ impl Order {
         size: u32,
         priority: u64,
     ) -> Self {
-        Self { id, price_e9, size, instrument_side: instrument.0 << 1 | side as u32, priority }
+        Self {
+            id,
+            price_e9,
+            size,
+            instrument_side: instrument.0 << 1 | side as u32,
+            priority_passed: priority << PASSED_BITS,
+        }
     }
 
     pub(super) fn instrument(&self) -> InstrumentIndex {
@@ -96,9 +109,11 @@ impl Order {
             side: self.side(),
             price_e9: self.price_e9,
             size: self.size,
-            priority: self.priority,
+            priority: self.priority_passed >> PASSED_BITS,
         }
     }
 }
+
+const PASSED_BITS: u32 = 16;
 
 const _: () = assert!(size_of::<Order>() == 32);

@@ -1,21 +1,24 @@
-//! Any 64-bit id, by open addressing: linear probing, and removal that shifts back what follows.
+//! Any 64-bit id, by open addressing: linear probing, with a count in each place of the orders that had to pass it.
 //!
 //! Entries are 32 bytes, two to a cache line, and at most two thirds of the places are used: 48 bytes per order. An
 //! order beyond that is refused ([`BookFault::OrdersFull`]) and its book is suspect from then on.
 //!
-//! **Homes.** Four neighbouring ids share a block of four places, and the block's home is the upper part of its
-//! product with an odd number, scaled to the table. So orders that come one after the other in a feed with dense ids
-//! come into memory together, while blocks spread evenly; other ids spread as by chance.
+//! **Homes.** Four neighbouring ids share a block of four places, eight neighbouring blocks a region of 32 blocks (4 KB).
+//! Which region, and where in it, are the upper parts of products with two odd numbers. So the orders of the last moments
+//! rest on a few pages of memory, whose addresses the processor still knows, and fill no region by more than a quarter
+//! at once; other ids spread as by chance.
 //!
-//! **Bounds.** Whoever knows the multiplier can choose ids that collide; so a search goes
-//! [`PROBES_MAX`] places at most, what would rest further off is refused ([`BookFault::OrderProbesExceeded`]), and a
-//! removal that would have to shift back over more than that leaves a marked grave instead, which later insertions use.
-//! At two thirds, the longest search among a million ids by chance is some 200 places. A secret
-//! [`BookLimits::order_hash_seed`] makes another multiplier.
+//! **Counts.** An order that finds its home taken goes on to the next vacant place and adds one to the count of each
+//! place that it passes; when it goes, it takes them back. So a search ends where nobody passed, and a removal moves
+//! nothing and looks at nothing but the order's own way.
+//!
+//! **Bounds.** Whoever knows the multipliers can choose ids that collide; so a search goes
+//! [`PROBES_MAX`] places at most, and what would rest further off is refused ([`BookFault::OrderProbesExceeded`]).
+//! A secret [`BookLimits::order_hash_seed`] makes other multipliers.
 
 use super::{
     super::{BookFault, BookLimits, prefetch},
-    Order, OrderStore, Slot,
+    Order, OrderStore, PASSED_BITS, Slot,
 };
 
 /// Longest search. 512 places are 16 KB in a row: a few microseconds at worst.
@@ -28,73 +31,69 @@ pub struct HashStore {
     places: Vec<Order>,
     len: usize,
     len_max: usize,
-    multiplier: u64,
-    /// Whole blocks in the table.
-    blocks: usize,
+    /// For regions, and for the blocks within one. They differ, or a region's ids would all come to the same blocks of it.
+    multipliers: [u64; 2],
+    /// Whole regions in the table.
+    regions: usize,
+    /// log2 of the blocks in a region.
+    region_bits: u32,
 }
 
 /// Neighbouring ids that rest beside each other: two cache lines, which processors fetch in pairs.
 const BLOCK: usize = 4;
+const BLOCK_BITS: u32 = BLOCK.ilog2();
 
-const PLACES_PER_LINE: usize = 64 / size_of::<Order>();
+/// log2 of the blocks in a region, but for tables of a few regions: there a region is a block.
+const REGION_BITS: u32 = 5;
+const REGIONS_MIN: usize = 64;
 
-/// What a vacant place has for a priority where a search must go on.
-const GRAVE: Order = Order { id: 0, price_e9: 0, size: 0, instrument_side: 0, priority: 1 };
+/// log2 of a region's part that the ids of one group come to.
+const PART_BITS: u32 = 2;
 
-/// 2^64 divided by the golden ratio: dense ids get homes as far apart as can be.
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Odd numbers near 2^64 times an irrational number, the second one divided by the golden ratio: neighbouring blocks come
+/// as far apart as can be.
+const MULTIPLIERS: [u64; 2] = [0xd1b5_4a32_d192_ed03, 0x9e37_79b9_7f4a_7c15];
 
 impl HashStore {
     pub(super) fn with_len_max(len_max: usize, seed: u64) -> Self {
-        let blocks = (len_max + len_max / 2) / BLOCK + 1;
+        let blocks = (len_max + len_max / 2) / BLOCK;
+        let region_bits = if blocks >> REGION_BITS < REGIONS_MIN { 0 } else { REGION_BITS };
+        let regions = (blocks >> region_bits) + 1;
         Self {
-            places: vec![Order::VACANT; blocks * BLOCK],
-            blocks,
+            places: vec![Order::VACANT; (regions << region_bits) * BLOCK],
+            regions,
+            region_bits,
             len: 0,
             len_max,
-            multiplier: GOLDEN.wrapping_add(seed.wrapping_mul(GOLDEN) << 1),
+            multipliers: MULTIPLIERS.map(|odd| odd.wrapping_add(seed.wrapping_mul(odd) << 1)),
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn home(&self, order_id: u64) -> usize {
-        let block = scale((order_id / BLOCK as u64).wrapping_mul(self.multiplier), self.blocks);
-        block * BLOCK + place_in_block(order_id)
+        let block_id = order_id >> BLOCK_BITS;
+        let [for_region, for_block] = self.multipliers;
+        let group = block_id >> self.region_bits.saturating_sub(PART_BITS);
+        let region = scale(group.wrapping_mul(for_region), self.regions);
+        let block = block_id.wrapping_mul(for_block) >> 1 >> (63 - self.region_bits);
+        ((region << self.region_bits) + block as usize) * BLOCK + place_in_block(order_id)
     }
 
     /// Places in the order of a search: from `first` to the end, then from the start.
-    #[inline]
+    #[inline(always)]
     fn following(&self, index: usize) -> usize {
         if index + 1 == self.places.len() { 0 } else { index + 1 }
     }
 
-    fn preceding(&self, index: usize) -> usize {
-        if index == 0 { self.places.len() - 1 } else { index - 1 }
-    }
-
-    /// How far `index` is behind `home`.
-    #[inline]
-    fn distance(&self, home: usize, index: usize) -> usize {
-        if index >= home { index - home } else { index + self.places.len() - home }
-    }
-
-    #[inline]
-    fn put(&mut self, index: usize, order: Order) {
-        if let Some(place) = self.places.get_mut(index) {
-            *place = order;
-        }
-    }
-
-    /// A place has become vacant, so graves right before it need no marks any more.
-    #[cold]
-    fn level_graves_before(&mut self, vacant: usize) {
-        let mut index = self.preceding(vacant);
-        for _ in 0..PROBES_MAX {
-            if self.places.get(index).is_none_or(|place| !place.is_grave()) {
-                return;
+    /// Adds to or takes from the counts of the places from `home` on, up to `end`.
+    #[inline(never)]
+    fn change_passed(&mut self, home: usize, end: usize, change: impl Fn(u64) -> u64) {
+        let mut index = home;
+        while index != end {
+            if let Some(place) = self.places.get_mut(index) {
+                place.priority_passed = change(place.priority_passed);
             }
-            self.put(index, Order::VACANT);
-            index = self.preceding(index);
+            index = self.following(index);
         }
     }
 }
@@ -109,7 +108,7 @@ impl OrderStore for HashStore {
         self.len = 0;
     }
 
-    #[inline]
+    #[inline(always)]
     fn find(&self, order_id: u64) -> Option<Slot> {
         let mut index = self.home(order_id);
         for _ in 0..PROBES_MAX {
@@ -117,7 +116,7 @@ impl OrderStore for HashStore {
             if place.id == order_id && place.size != 0 {
                 return Some(Slot(index));
             }
-            if place.size == 0 && !place.is_grave() {
+            if place.passed() == 0 {
                 return None;
             }
             index = self.following(index);
@@ -125,74 +124,62 @@ impl OrderStore for HashStore {
         None
     }
 
-    #[inline]
+    #[inline(always)]
     fn get(&self, slot: Slot) -> Option<&Order> {
         self.places.get(slot.0)
     }
 
-    #[inline]
+    #[inline(always)]
     fn get_mut(&mut self, slot: Slot) -> Option<&mut Order> {
         self.places.get_mut(slot.0)
     }
 
-    #[inline]
+    #[inline(always)]
     fn insert(&mut self, order: Order) -> Result<(), BookFault> {
-        let mut index = self.home(order.id);
-        let mut grave = None;
+        let home = self.home(order.id);
+        let mut vacant = None;
+        let mut index = home;
         for _ in 0..PROBES_MAX {
             let Some(place) = self.places.get(index) else { break };
             if place.size == 0 {
-                if !place.is_grave() {
-                    grave.get_or_insert(index);
-                    break;
-                }
-                grave.get_or_insert(index);
+                vacant.get_or_insert(index);
             } else if place.id == order.id {
                 return Err(BookFault::DuplicateOrder);
+            }
+            if vacant.is_some() && place.passed() == 0 {
+                break;
             }
             index = self.following(index);
         }
         if self.len >= self.len_max {
             return Err(BookFault::OrdersFull);
         }
-        let index = grave.ok_or(BookFault::OrderProbesExceeded)?;
-        self.put(index, order);
+        let index = vacant.ok_or(BookFault::OrderProbesExceeded)?;
+        if let Some(place) = self.places.get_mut(index) {
+            *place = Order { priority_passed: order.priority_passed | place.passed(), ..order };
+        }
+        if index != home {
+            self.change_passed(home, index, |passed| passed + 1);
+        }
         self.len += 1;
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn remove(&mut self, slot: Slot) {
-        let mut hole = slot.0;
-        let mut index = hole;
+        let Some(place) = self.places.get_mut(slot.0) else { return };
+        let id = place.id;
+        place.size = 0;
         self.len -= 1;
-        for _ in 0..PROBES_MAX {
-            index = self.following(index);
-            let Some(place) = self.places.get(index).copied() else { return };
-            if place.size == 0 {
-                if place.is_grave() {
-                    continue;
-                }
-                self.put(hole, Order::VACANT);
-                if self.places.get(self.preceding(hole)).is_some_and(Order::is_grave) {
-                    self.level_graves_before(hole);
-                }
-                return;
-            }
-            // It may fill the hole unless its home lies behind the hole.
-            if self.distance(self.home(place.id), index) >= self.distance(hole, index) {
-                self.put(hole, place);
-                hole = index;
-            }
+        let home = self.home(id);
+        if home != slot.0 {
+            self.change_passed(home, slot.0, |passed| passed - 1);
         }
-        self.put(hole, GRAVE);
     }
 
-    #[inline]
+    #[inline(always)]
     fn prefetch(&self, order_id: u64) {
-        let home = self.home(order_id);
-        prefetch::element(&self.places, home);
-        prefetch::element(&self.places, home + PLACES_PER_LINE);
+        prefetch::element(&self.places, self.home(order_id));
     }
 
     fn len(&self) -> usize {
@@ -209,11 +196,17 @@ impl OrderStore for HashStore {
 }
 
 impl Order {
-    const VACANT: Self = Self { id: 0, price_e9: 0, size: 0, instrument_side: 0, priority: 0 };
+    const VACANT: Self = Self { id: 0, price_e9: 0, size: 0, instrument_side: 0, priority_passed: 0 };
 
-    #[inline]
-    fn is_grave(&self) -> bool {
-        self.size == 0 && self.priority == GRAVE.priority
+    #[inline(always)]
+    fn passed(&self) -> u64 {
+        self.priority_passed & ((1 << PASSED_BITS) - 1)
+    }
+
+    /// As it was inserted.
+    #[cfg(test)]
+    fn without_passed(self) -> Self {
+        Self { priority_passed: self.priority_passed - self.passed(), ..self }
     }
 }
 
@@ -247,10 +240,12 @@ mod tests {
     fn colliding(store: &HashStore, count: usize) -> Vec<u64> {
         let mut inverse = 1_u64;
         for _ in 0..6 {
-            inverse = inverse.wrapping_mul(2_u64.wrapping_sub(store.multiplier.wrapping_mul(inverse)));
+            inverse = inverse.wrapping_mul(2_u64.wrapping_sub(store.multipliers[0].wrapping_mul(inverse)));
         }
-        let blocks = (0_u64..).map(|product| product.wrapping_mul(inverse));
-        blocks.filter(|block| *block < 1 << 62).map(|block| block * BLOCK as u64).take(count).collect()
+        let group_ids = 1 << (store.region_bits.saturating_sub(PART_BITS) + BLOCK_BITS);
+        let groups = (0_u64..).map(|product| product.wrapping_mul(inverse)).filter(|group| group.leading_zeros() > 8);
+        let ids = groups.flat_map(|group| (0..group_ids).map(move |id| group * group_ids + id));
+        ids.filter(|id| store.home(*id) == 0).take(count).collect()
     }
 
     proptest! {
@@ -282,7 +277,7 @@ mod tests {
                 }
                 prop_assert_eq!(store.len(), model.len());
                 for id in &ids {
-                    let found = store.find(*id).and_then(|slot| store.get(slot)).copied();
+                    let found = store.find(*id).and_then(|slot| store.get(slot)).map(|order| order.without_passed());
                     prop_assert_eq!(found, model.get(id).copied());
                 }
             }
@@ -327,32 +322,19 @@ mod tests {
     }
 
     #[test]
-    fn a_shift_beyond_the_bound_leaves_a_grave_and_loses_nothing() {
-        let mut store = HashStore::with_len_max(4 * PROBES_MAX, 0);
-        let graves = |store: &HashStore| store.places.iter().filter(|place| place.is_grave()).count();
-        let run = run_of_displaced(&store, 3 * PROBES_MAX);
-        for id in &run {
+    fn an_order_that_goes_takes_its_counts_back() {
+        let mut store = HashStore::with_len_max(1_000, 0);
+        let ids = colliding(&store, 100);
+        for id in &ids {
             store.insert(order(*id)).expect("room");
         }
-        let first = store.find(run[0]).expect("inserted");
-        store.remove(first);
-        assert_eq!(graves(&store), 1);
-        for (index, id) in run.iter().enumerate().skip(1) {
-            assert!(run[index..].iter().all(|id| store.find(*id).is_some()), "after {index}");
+        assert_eq!(store.places[0].passed(), 99);
+        for (index, id) in ids.iter().enumerate() {
             let slot = store.find(*id).expect("still there");
             store.remove(slot);
+            assert!(ids[index + 1..].iter().all(|id| store.find(*id).is_some()), "after {index}");
         }
         assert_eq!((store.len(), store.iter().count()), (0, 0));
-    }
-
-    /// Two ids for the first home, then one for each following home: all but the first rest one place further.
-    fn run_of_displaced(store: &HashStore, count: usize) -> Vec<u64> {
-        let mut by_home: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
-        for id in 0..store.places.len() as u64 * 4 {
-            by_home.entry(store.home(id)).or_default().push(id);
-        }
-        let mut run = vec![by_home[&0][0]];
-        run.extend((0..count - 1).map(|home| by_home[&home][usize::from(home == 0)]));
-        run
+        assert!(store.places.iter().all(|place| place.passed() == 0));
     }
 }

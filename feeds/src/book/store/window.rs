@@ -31,7 +31,7 @@ const ELDERS: usize = 1 << 32;
 
 impl WindowStore {
     #[expect(clippy::cast_possible_truncation, reason = "masked by a `usize`")]
-    #[inline]
+    #[inline(always)]
     fn place(&self, order_id: u64) -> usize {
         (order_id & self.mask) as usize
     }
@@ -58,7 +58,7 @@ impl OrderStore for WindowStore {
         self.id_max = None;
     }
 
-    #[inline]
+    #[inline(always)]
     fn find(&self, order_id: u64) -> Option<Slot> {
         let index = self.place(order_id);
         let order = self.window.get(index)?;
@@ -68,7 +68,7 @@ impl OrderStore for WindowStore {
         self.elders.find(order_id).map(|slot| Slot(slot.0 + ELDERS))
     }
 
-    #[inline]
+    #[inline(always)]
     fn get(&self, slot: Slot) -> Option<&Order> {
         match slot.0.checked_sub(ELDERS) {
             None => self.window.get(slot.0),
@@ -76,7 +76,7 @@ impl OrderStore for WindowStore {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn get_mut(&mut self, slot: Slot) -> Option<&mut Order> {
         match slot.0.checked_sub(ELDERS) {
             None => self.window.get_mut(slot.0),
@@ -84,7 +84,7 @@ impl OrderStore for WindowStore {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn insert(&mut self, order: Order) -> Result<(), BookFault> {
         let index = self.place(order.id);
         let Some(place) = self.window.get_mut(index) else { return Err(BookFault::OrdersFull) };
@@ -110,7 +110,7 @@ impl OrderStore for WindowStore {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn remove(&mut self, slot: Slot) {
         match slot.0.checked_sub(ELDERS) {
             None => {
@@ -123,12 +123,22 @@ impl OrderStore for WindowStore {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn prefetch(&self, order_id: u64) {
         prefetch::element(&self.window, self.place(order_id));
         // Only an order that is older than the window can be elsewhere.
         if self.id_max.is_some_and(|id_max| order_id.saturating_add(self.mask) < id_max) {
             self.elders.prefetch(order_id);
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch_displaced(&self, order_id: u64) {
+        if let Some(place) = self.window.get(self.place(order_id))
+            && place.size != 0
+            && self.id_max.is_some_and(|id_max| order_id > id_max)
+        {
+            self.elders.prefetch(place.id);
         }
     }
 
