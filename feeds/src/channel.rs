@@ -422,7 +422,7 @@ impl<C: Core> StraightLine<C> {
             counters: ChannelCounters::default(),
             drops: DropCounts::default(),
             evidence: EvidenceRing::new(),
-            ahead: Ahead::new(),
+            ahead: Ahead::new(config.arbiter.window_packets),
             ends_at: None,
             has_ended: false,
             has_failed: false,
@@ -466,8 +466,14 @@ impl<C: Core> StraightLine<C> {
         if line == Line::RECOVERY && self.sessions.current().is_none_or(|current| current.venue != packet.session) {
             return Err(DropReason::SessionStale);
         }
-        if self.is_ahead(&packet, ts_recv) && self.ahead.hold(line, ts_recv, bytes) {
-            return Ok(());
+        if self.is_ahead(&packet, ts_recv) {
+            if self.ahead.hold(line, ts_recv, bytes) {
+                return Ok(());
+            }
+            // No room to wait any longer. Taken for the old numbering's, the new one's messages would pass for copies.
+            self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
+            self.end_if_complete(sink);
+            self.go_ahead(now, sink);
         }
         match self.sessions.classify(&packet, ts_recv, self.arbiter.expected()) {
             Belongs::Ended => return Err(DropReason::SessionStale),

@@ -129,7 +129,13 @@ fn deep_is_the_same_offline_from_damaged_lines_and_over_the_wire_with_all_twelve
     let received = over_the_wire(&wanted, "mbp-10", &played, &["--exit-idle-s", "3"]);
     received.has_been_damaged("deep");
     let sessions = received.tail.stderr.lines().filter(|line| line.contains(": session iex-deep-1.0 2017-04-25 #"));
-    assert_eq!(sessions.filter(|line| !line.contains("ended")).count(), 12, "{}", received.tail.stderr);
+    assert_eq!(
+        sessions.filter(|line| !line.contains("ended")).count(),
+        12,
+        "{}{}",
+        received.tail.stderr,
+        received.gateway.stdout
+    );
     assert_same(&whole.bytes, &received.bytes, "mbp-10 over the wire");
 }
 
@@ -171,6 +177,7 @@ impl Offline {
 struct Received {
     bytes: Vec<u8>,
     tail: Ended,
+    gateway: Ended,
     gateway_has_recovery: bool,
     sim: serde_json::Value,
 }
@@ -198,7 +205,13 @@ fn over_the_wire(wanted: &Wanted, schema: &str, played: &[&str], ends: &[&str]) 
     let gateway = gateway.end_by(process::Signal::Terminate);
     assert_eq!(tail.code, Some(0), "{}\n{}{}", tail.stderr, gateway.stdout, gateway.stderr);
     assert_eq!(gateway.code, Some(0), "{}", gateway.stderr);
-    Received { bytes: fs::read(out).unwrap(), tail, gateway_has_recovery: wanted.has_recovery, sim: sim.json() }
+    Received {
+        bytes: fs::read(out).unwrap(),
+        tail,
+        gateway,
+        gateway_has_recovery: wanted.has_recovery,
+        sim: sim.json(),
+    }
 }
 
 impl Received {

@@ -14,13 +14,12 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Datagrams held at the most: a few milliseconds of a busy start.
-    const DATAGRAMS_MAX: usize = 256;
-    /// Room for as many of the usual size.
-    const BYTES_MAX: usize = Self::DATAGRAMS_MAX * 1_500;
-
-    pub(super) fn new() -> Self {
-        Self { held: Vec::with_capacity(Self::DATAGRAMS_MAX), bytes: Vec::with_capacity(Self::BYTES_MAX) }
+    /// Room for so many datagrams of the usual size: as many as may wait within a numbering.
+    pub(super) fn new(datagrams_max: usize) -> Self {
+        Self {
+            held: Vec::with_capacity(datagrams_max),
+            bytes: Vec::with_capacity(datagrams_max.saturating_mul(DATAGRAM_BYTES)),
+        }
     }
 
     /// Without room, to stand in for one that is being worked off.
@@ -59,3 +58,6 @@ impl Ahead {
         self.bytes.capacity()
     }
 }
+
+/// What a datagram takes that fills an Ethernet frame.
+const DATAGRAM_BYTES: usize = 1_500;

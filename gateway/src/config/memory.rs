@@ -39,7 +39,11 @@ impl Resolved {
         });
         Memory {
             books_bytes: self.channels.iter().map(books_bytes).sum(),
-            windows_bytes: self.channels.iter().map(|channel| channel.window_packets * WINDOW_PACKET_BYTES).sum(),
+            windows_bytes: self
+                .channels
+                .iter()
+                .map(|channel| channel.window_packets * (WINDOW_PACKET_BYTES + AHEAD_PACKET_BYTES))
+                .sum(),
             logs_bytes: self.channels.len() as u64 * self.gateway.retention_bytes,
             histograms_bytes: pools.sum(),
             sockets_bytes: self
@@ -74,6 +78,8 @@ fn levels_bytes(instruments_max: usize, levels_max: usize) -> usize {
     instruments_max * INSTRUMENT_BYTES + (sides + leaves) * CHUNK_BYTES + inners * INNER_BYTES
 }
 
+/// A place where the next numbering waits for the end of this one.
+const AHEAD_PACKET_BYTES: usize = 1_524;
 /// Hash store, at the load factor that it is sized for.
 const HASH_ORDER_BYTES: usize = 48;
 /// A place in the window before it.

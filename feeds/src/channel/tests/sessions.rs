@@ -286,6 +286,30 @@ fn the_next_numbering_waits_no_longer_than_the_gap_timer() {
 }
 
 #[test]
+fn a_numbering_that_outgrows_its_waiting_room_declares_the_gap_and_loses_none_of_its_own() {
+    let config = World::config(Feed::IexDeep, SchemaSet::MBP_1);
+    let room = config.arbiter.window_packets as u64;
+    let mut world = World::new(config);
+    let mut stream = Stream::new(Feed::IexDeep);
+    let packets = [100, 200, 300].map(|size| stream.packet(&[level(b'8', "ZIEXT", size, 990_500, 1)]));
+    world.datagram(Line::A, &packets[0]).datagram(Line::A, &packets[2]);
+    let mut again = Stream { sent_ns: 60_000_000_000, ..Stream::new(Feed::IexDeep) };
+    let mut next_size = 0;
+    let mut packet = || {
+        next_size += 1;
+        again.packet(&[level(b'8', "ZIEXT", next_size, 990_500, 1)])
+    };
+    for _ in 0..room {
+        world.datagram(Line::A, &packet());
+    }
+    assert_eq!((world.channel.counters().gaps, world.channel.counters().sessions), (0, 1));
+    world.datagram(Line::A, &packet());
+    assert_eq!((world.channel.counters().gaps, world.channel.counters().gap_messages), (1, 1));
+    assert_eq!(world.channel.counters().sessions, 2);
+    assert_eq!(world.channel.position().map(|(_, expected)| expected.0), Some(room + 2));
+}
+
+#[test]
 fn answers_of_the_retransmission_server_begin_no_session() {
     let (mut world, mut stream) = itch();
     world.datagram(Line::RECOVERY, &stream.packet(&[order(1)])).shows(&expect![[""]]);
