@@ -393,11 +393,11 @@ mod tests {
 
             memory, about
               books                 320.4 MiB
-              reorder windows         4.1 MiB
+              reorder windows         7.1 MiB
               publication logs        512 MiB
               latency histograms    724.9 KiB
               socket buffers           64 MiB
-              together              901.2 MiB"#]].assert_eq(text.trim_end());
+              together              904.2 MiB"#]].assert_eq(text.trim_end());
     }
 
     #[test]
