@@ -89,8 +89,9 @@ impl Default for ArbiterConfig {
             gap_timeout_ns: 5_000_000,
             recovery: None,
             when_full: WhenFull::DeclareGap,
-            // About a second of the busiest feed.
-            sequence_jump_max: 1_000_000,
+            // A second of a busy feed. Beyond it two packets more are waited for, which is soon; a forged number that is
+            // believed costs the channel all messages up to it.
+            sequence_jump_max: 100_000,
             line_silence_ns: None,
         }
     }

@@ -191,6 +191,8 @@ pub struct ChannelConfig {
     pub ts_recv: TsRecv,
     /// The numbering that was current when the gateway last ran.
     pub resume: Option<Numbering>,
+    /// How far the publication log had got when the gateway last ran: a session and the next sequence.
+    pub logged: Option<(Session, Sequence)>,
 }
 
 /// How orders are found by their id.
@@ -219,6 +221,7 @@ impl ChannelConfig {
             accept_unsequenced: false,
             ts_recv: TsRecv::default(),
             resume: None,
+            logged: None,
         }
     }
 }
@@ -406,6 +409,8 @@ struct StraightLine<C> {
     evidence: EvidenceRing,
     /// The next numbering, while this one waits for its last messages.
     ahead: Ahead,
+    /// The last packet, where it lay so far ahead that only further ones would make it credible.
+    doubtful: Ahead,
     /// Where the venue said that the session ends.
     ends_at: Option<Sequence>,
     has_ended: bool,
@@ -422,7 +427,8 @@ impl<C: Core> StraightLine<C> {
             counters: ChannelCounters::default(),
             drops: DropCounts::default(),
             evidence: EvidenceRing::new(),
-            ahead: Ahead::new(config.arbiter.window_packets),
+            ahead: Ahead::with_room(config.arbiter.window_packets),
+            doubtful: Ahead::with_room(1),
             ends_at: None,
             has_ended: false,
             has_failed: false,
@@ -506,6 +512,10 @@ impl<C: Core> StraightLine<C> {
                 outcome = arbiter.announce(line, packet.first, now, &mut deliver);
             }
         });
+        self.doubtful.clear();
+        if outcome == Err(DropReason::SequenceJump) && packet.kind == PacketKind::Messages {
+            self.doubtful.hold(line, ts_recv, bytes);
+        }
         self.counters.heartbeats += u64::from(packet.kind == PacketKind::Heartbeat);
         if is_end && outcome.is_ok() {
             self.ends_at = Some(packet.first);
@@ -530,6 +540,7 @@ impl<C: Core> StraightLine<C> {
             self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
             self.end_if_complete(sink);
         }
+        self.believe_the_last(sink);
         self.tell_state(sink);
     }
 
@@ -556,7 +567,7 @@ impl<C: Core> StraightLine<C> {
         if self.ahead.is_empty() || matches!(self.arbiter.state(), ChannelState::Gap | ChannelState::Recovering) {
             return;
         }
-        let mut ahead = std::mem::replace(&mut self.ahead, Ahead::none());
+        let mut ahead = std::mem::replace(&mut self.ahead, Ahead::with_room(0));
         let mut index = 0;
         while let Some((line, ts_recv, bytes)) = ahead.get(index) {
             self.accept_one(Datagram { line, bytes, ts_recv }, now, sink);
@@ -564,6 +575,15 @@ impl<C: Core> StraightLine<C> {
         }
         ahead.clear();
         self.ahead = ahead;
+    }
+
+    /// Nothing came after it that would speak against it: a capture may be a sample of a few packets.
+    fn believe_the_last<S: FrameSink>(&mut self, sink: &mut S) {
+        let doubtful = std::mem::replace(&mut self.doubtful, Ahead::with_room(0));
+        let Some((line, ts_recv, bytes)) = doubtful.get(0) else { return };
+        let Ok(packet) = C::Transport::parse(bytes) else { return };
+        self.arbitrate(sink, |arbiter, mut deliver| arbiter.give_up_before(packet.first, MonoNs(0), &mut deliver));
+        self.accept_one(Datagram { line, bytes, ts_recv }, MonoNs(0), sink);
     }
 
     fn begin_session<S: FrameSink>(&mut self, session: Session, packet: &Packet<'_>, sink: &mut S) {
@@ -579,8 +599,14 @@ impl<C: Core> StraightLine<C> {
         self.has_ended = false;
         // Who was listening when the numbering began expects its first message. Who comes late begins where it is.
         let joins_late = is_first && packet.first > Sequence(1);
-        self.arbiter.begin_session((!joins_late).then_some(Sequence(1)));
-        let next = if joins_late { packet.first } else { Sequence(1) };
+        // What was published before a restart of ours ends there; what was missed since is asked for or declared.
+        let logged = self.config.logged.filter(|(logged, next)| *logged == session && *next <= packet.first);
+        let expected = match logged {
+            Some((_, next)) if joins_late => Some(next),
+            _ => (!joins_late).then_some(Sequence(1)),
+        };
+        self.arbiter.begin_session(expected);
+        let next = expected.unwrap_or(packet.first);
         sink.session(session, next);
         if joins_late {
             self.counters.late_starts += 1;

@@ -4,8 +4,8 @@
 //! a spool first, and the file is put together when it is finished. It appears under its name whole or not at all: it
 //! is made beside its final place and renamed. (Not synced: it survives a crash of the program, not of the machine.)
 //!
-//! Everything in the file is a function of what was handed in: `start` is the earliest `ts_event` of its records,
-//! `end` the latest and one nanosecond.
+//! Everything in the file is a function of what was handed in: `start` is the earliest time of its records (`ts_recv`,
+//! or `ts_event` where there is none), `end` the latest and one nanosecond.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,8 +38,6 @@ pub struct DbnFileWriter {
     spool: BufWriter<File>,
     spool_bytes: u64,
     record_count: u64,
-    /// Earliest and latest `ts_event`.
-    events: Option<(u64, u64)>,
     /// Earliest and latest time by which consumers look a record's symbol up: `ts_recv`, else `ts_event`.
     indexed: Option<(u64, u64)>,
     mappings: BTreeMap<String, BTreeSet<(TradingDate, InstrumentId)>>,
@@ -79,7 +77,6 @@ impl DbnFileWriter {
             spool: BufWriter::with_capacity(SPOOL_BUFFER_BYTES, spool),
             spool_bytes: 0,
             record_count: 0,
-            events: None,
             indexed: None,
             mappings: BTreeMap::new(),
         })
@@ -96,7 +93,6 @@ impl DbnFileWriter {
     /// The spool's: most likely there is no space left.
     pub fn record(&mut self, bytes: &[u8]) -> io::Result<()> {
         if let Some(ts_event) = timestamp_at(bytes, TS_EVENT_AT) {
-            self.events = Some(widened(self.events, ts_event));
             let ts_recv = ts_recv_at(bytes).and_then(|offset| timestamp_at(bytes, offset));
             self.indexed = Some(widened(self.indexed, ts_recv.unwrap_or(ts_event)));
         }
@@ -152,8 +148,8 @@ impl DbnFileWriter {
             version: dbn::DBN_VERSION,
             dataset: self.options.dataset.clone(),
             schema: self.options.schema,
-            start: self.events.map_or(0, |(earliest, _)| earliest),
-            end: self.events.and_then(|(_, latest)| NonZeroU64::new(latest.saturating_add(1))),
+            start: self.indexed.map_or(0, |(earliest, _)| earliest),
+            end: self.indexed.and_then(|(_, latest)| NonZeroU64::new(latest.saturating_add(1))),
             limit: None,
             stype_in: Some(SType::RawSymbol),
             stype_out: SType::InstrumentId,

@@ -15,16 +15,11 @@ pub(super) struct Ahead {
 
 impl Ahead {
     /// Room for so many datagrams of the usual size: as many as may wait within a numbering.
-    pub(super) fn new(datagrams_max: usize) -> Self {
+    pub(super) fn with_room(datagrams_max: usize) -> Self {
         Self {
             held: Vec::with_capacity(datagrams_max),
             bytes: Vec::with_capacity(datagrams_max.saturating_mul(DATAGRAM_BYTES)),
         }
-    }
-
-    /// Without room, to stand in for one that is being worked off.
-    pub(super) fn none() -> Self {
-        Self { held: Vec::new(), bytes: Vec::new() }
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -20,6 +20,8 @@ pub(super) struct SessionTracker {
     ended_next: usize,
     /// The newest sending time of the packets that stand at the very start of the current numbering.
     marker_latest: UnixNs,
+    /// Packets in a row that continue each other far behind what is expected, though sent long after it.
+    behind: Option<(Sequence, u8)>,
     /// A session that nobody announced, and how many packets of it have come in a row.
     stranger: Option<(VenueSession, u8)>,
 }
@@ -27,6 +29,9 @@ pub(super) struct SessionTracker {
 /// How many packets in a row make a session credible that doesn't begin at its beginning: a single forged or damaged
 /// packet must not end the one that runs.
 const STRANGER_CONFIRMATIONS: u8 = 3;
+/// How much later than everything before a packet with old numbers was sent, ns, to be of a numbering whose start was
+/// missed: more than any line's delay.
+const BEGUN_AGAIN_NS_MIN: u64 = 1_000_000_000;
 /// How much newer than the start of a numbering the start of the next one is at the least, ns: more than lies between
 /// the sending times of two lines' copies of one packet.
 const RESTART_NS_MIN: u64 = 1_000_000;
@@ -62,7 +67,16 @@ impl SessionTracker {
     /// `date` overrides what the input tells; `resume` is the numbering that was current when the gateway last ran.
     #[must_use]
     pub(super) fn new(feed: Feed, date: Option<TradingDate>, resume: Option<Numbering>) -> Self {
-        Self { feed, date, current: resume, ended: [None; 4], ended_next: 0, marker_latest: UnixNs(0), stranger: None }
+        Self {
+            feed,
+            date,
+            current: resume,
+            ended: [None; 4],
+            ended_next: 0,
+            marker_latest: UnixNs(0),
+            behind: None,
+            stranger: None,
+        }
     }
 
     /// The current numbering.
@@ -103,6 +117,20 @@ impl SessionTracker {
         if sent < current.started {
             return Belongs::Ended;
         }
+        // A copy is sent when its original is. Who sends old numbers much later has begun again, and we missed the start.
+        let is_behind = packet.send_time.is_some() && expected.is_some_and(|expected| packet.next() < expected);
+        if is_behind && sent.0 > current.latest.0.saturating_add(BEGUN_AGAIN_NS_MIN) {
+            let seen = match self.behind {
+                Some((next, seen)) if next == packet.first => seen + 1,
+                _ => 1,
+            };
+            self.behind = Some((packet.next(), seen));
+            if seen >= STRANGER_CONFIRMATIONS {
+                return self.end_and_begin(packet, ts_recv, sent);
+            }
+            return Belongs::Unconfirmed;
+        }
+        self.behind = None;
         if packet.restart_marker {
             self.marker_latest = self.marker_latest.max(sent);
         }
@@ -148,6 +176,7 @@ impl SessionTracker {
         };
         self.marker_latest = if packet.restart_marker { sent } else { UnixNs(0) };
         self.stranger = None;
+        self.behind = None;
         self.current = Some(Numbering { session, venue: packet.session, started: sent, latest: sent });
         Belongs::New(session)
     }
@@ -204,6 +233,21 @@ mod tests {
     }
 
     #[test]
+    fn a_restart_whose_first_packets_were_lost_is_seen_by_the_third_that_follows() {
+        let mut tracker = SessionTracker::new(Feed::IexDeep, None, None);
+        let mut see = |first, sent, expected: u64| {
+            tracker.classify(&packet(9, first, Some(sent)), UnixNs(NOON), (expected > 0).then_some(Sequence(expected)))
+        };
+        assert_eq!(restart_of(see(1, 10, 0)), 0);
+        assert_eq!(see(50, 20, 50), Belongs::Current);
+        // The slower line's copies are as old as their originals.
+        assert_eq!(see(30, 20, 50), Belongs::Current);
+        assert_eq!(see(3, 60, 50), Belongs::Unconfirmed);
+        assert_eq!(see(3, 61, 50), Belongs::Unconfirmed);
+        assert_eq!(restart_of(see(3, 62, 50)), 1);
+    }
+
+    #[test]
     fn moldudp64_sessions_are_known_by_name() {
         let mut tracker = SessionTracker::new(Feed::NasdaqItch, None, None);
         let mut see = |venue, first, day: u64, expected: Option<u64>| {
@@ -256,7 +300,7 @@ mod tests {
         };
         assert_eq!(restart_of(see(1, 10, None)), 0);
         assert_eq!(see(500, 20, Some(500)), Belongs::Current);
-        assert_eq!(see(4, 31, Some(500)), Belongs::Current);
+        assert_eq!(see(4, 31, Some(500)), Belongs::Unconfirmed);
         assert_eq!(restart_of(see(1, 30, Some(500))), 1);
         assert_eq!(see(4, 31, Some(4)), Belongs::Current);
     }

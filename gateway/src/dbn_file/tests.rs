@@ -61,7 +61,7 @@ fn the_official_decoder_reads_records_and_symbols() {
         (metadata.schema, metadata.stype_in, metadata.stype_out),
         (Some(Schema::Mbo), Some(SType::RawSymbol), SType::InstrumentId)
     );
-    assert_eq!((metadata.start, metadata.end.map(NonZeroU64::get)), (NOON + 1, Some(NOON + 6)));
+    assert_eq!((metadata.start, metadata.end.map(NonZeroU64::get)), (NOON + 9, Some(NOON + 11)));
     assert_eq!(metadata.symbols, ["AAPL", "MSFT"]);
     assert_eq!(records, [mbo(7, NOON + 5, NOON + 9).as_ref(), mbo(3, NOON + 1, NOON + 10).as_ref()]);
     let symbols = TsSymbolMap::try_from(&metadata).unwrap();

@@ -10,7 +10,7 @@ use std::{
 use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
     channel::{Channel, Numbering},
-    identity::{ChannelId, Epoch, Line},
+    identity::{ChannelId, Epoch, Line, Sequence, Session},
 };
 use mdgw_publog::{Keeper, LogOptions, Retention};
 use socket2::Socket;
@@ -198,7 +198,8 @@ impl<'c> Wiring<'c> {
         // Nobody outside can choose order ids that collide.
         config.books.order_hash_seed = RandomState::new().hash_one(setup.id.0);
 
-        let (sink, log_directory) = self.open_log(setup, output)?;
+        let (sink, log_directory, logged) = self.open_log(setup, output)?;
+        config.logged = logged;
         let publisher = PublisherConfig {
             group: setup.group,
             channel: setup.id,
@@ -226,7 +227,7 @@ impl<'c> Wiring<'c> {
         &mut self,
         setup: &ChannelSetup,
         output: Option<&OutputConfig>,
-    ) -> Result<(LogSink, std::path::PathBuf), GatewayError> {
+    ) -> Result<(LogSink, std::path::PathBuf, Option<(Session, Sequence)>), GatewayError> {
         let gateway = &self.config.gateway;
         let directory = gateway.log_dir.join(setup.id.0.to_string());
         let mut options = LogOptions::new(&directory, setup.id.0);
@@ -249,7 +250,9 @@ impl<'c> Wiring<'c> {
             payload_bytes_max,
             fence: Arc::clone(&self.fence),
         });
-        Ok((LogSink::new(opened.writer), directory))
+        let logged =
+            opened.recovered.last.and_then(|(session, next)| Some((Session::from_bytes(session)?, Sequence(next))));
+        Ok((LogSink::new(opened.writer), directory, logged))
     }
 
     /// Output sockets are numbered through, in the order of the configuration.

@@ -13,8 +13,9 @@ mod recorder;
 
 use std::{
     collections::BTreeMap,
-    io,
+    fs, io,
     ops::ControlFlow,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -127,6 +128,12 @@ pub fn run(
     options: &OfflineOptions,
     watch: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
 ) -> Result<Summary, OfflineError> {
+    if let Some(output) = &options.output
+        && let Some(input) = options.files.iter().find(|input| is_same_file(input, output))
+    {
+        let source = io::Error::other(format!("it is the input {} as well", input.display()));
+        return Err(OfflineError::Output { path: output.clone(), source });
+    }
     let open = OpenOptions { date: options.date, ..OpenOptions::default() };
     let mut merge = Merge::open(&options.files, &open, options.window)?;
     let output_error = |source| OfflineError::Output { path: options.output.clone().unwrap_or_default(), source };
@@ -153,6 +160,12 @@ pub fn run(
         });
     }
     summarise(&drive, &merge, recorder, elapsed, options.output.as_deref()).map_err(output_error)
+}
+
+/// Whether both names lead to one file, through whatever links.
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
+    identity(one).is_some_and(|one| Some(one) == identity(other))
 }
 
 /// What takes the frames of all lanes.

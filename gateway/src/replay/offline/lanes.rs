@@ -283,8 +283,6 @@ impl Drive {
         config.schemas = self.options.schemas.unwrap_or(config.schemas);
         config.date = self.options.date.or_else(|| source.day_file_date());
         config.arbiter.lines = Line::RECOVERY.0;
-        // A capture may be a sample: what lies far ahead in it is a gap and no forgery.
-        config.arbiter.sequence_jump_max = u64::MAX >> 1;
         config.accept_unsequenced = true;
         config
     }

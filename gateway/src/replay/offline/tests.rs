@@ -328,6 +328,22 @@ fn without_any_feed_and_when_broken_off_nothing_is_left() {
     assert_eq!(bench.names(), ["a.pcap"]);
 }
 
+/// Through links, too.
+#[test]
+fn an_output_that_is_an_input_is_refused_and_left_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, link) = (folder.path().join("in.pcap"), folder.path().join("out.dbn"));
+    fs::write(&input, b"a capture").unwrap();
+    std::os::unix::fs::symlink(&input, &link).unwrap();
+    for output in [&input, &link] {
+        let options =
+            OfflineOptions { files: vec![input.clone()], output: Some(output.clone()), ..OfflineOptions::default() };
+        let refused = run(&options, &mut |_| ControlFlow::Continue(()));
+        assert!(matches!(refused, Err(OfflineError::Output { .. })), "{refused:?}");
+        assert_eq!(fs::read(&input).unwrap(), b"a capture");
+    }
+}
+
 /// The real captures, as far as their expected decodes tell: whole packets, messages, sessions.
 #[test]
 fn real_captures_go_through_the_pipeline() {
