@@ -710,7 +710,8 @@ struct Process<'c, C> {
 }
 
 impl<C: Core> Process<'_, C> {
-    /// Two passes over the packet: the first asks the memory for what the second will touch.
+    /// Three passes over the packet: two ask the memory for what the last one will touch, the second of them for what
+    /// the first one's answers lead to.
     #[allow(clippy::too_many_arguments, reason = "the fields of one delivery")]
     fn packet<S: FrameSink>(
         &mut self,
@@ -725,6 +726,10 @@ impl<C: Core> Process<'_, C> {
         let mut ahead = block;
         while let Some(message) = C::Transport::next_message(&mut ahead) {
             self.core.prefetch(message);
+        }
+        let mut behind = block;
+        while let Some(message) = C::Transport::next_message(&mut behind) {
+            self.core.prefetch_behind(message);
         }
         let mut rest = block;
         let mut sequence = first;
