@@ -4,6 +4,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     net::{Ipv4Addr, SocketAddrV4},
     os::fd::AsFd,
+    path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -198,7 +199,7 @@ impl<'c> Wiring<'c> {
         // Nobody outside can choose order ids that collide.
         config.books.order_hash_seed = RandomState::new().hash_one(setup.id.0);
 
-        let (sink, log_directory, logged) = self.open_log(setup, output)?;
+        let OpenedLog { sink, directory: log_directory, logged } = self.open_log(setup, output)?;
         config.logged = logged;
         let publisher = PublisherConfig {
             group: setup.group,
@@ -223,11 +224,7 @@ impl<'c> Wiring<'c> {
         }))
     }
 
-    fn open_log(
-        &mut self,
-        setup: &ChannelSetup,
-        output: Option<&OutputConfig>,
-    ) -> Result<(LogSink, std::path::PathBuf, Option<(Session, Sequence)>), GatewayError> {
+    fn open_log(&mut self, setup: &ChannelSetup, output: Option<&OutputConfig>) -> Result<OpenedLog, GatewayError> {
         let gateway = &self.config.gateway;
         let directory = gateway.log_dir.join(setup.id.0.to_string());
         let mut options = LogOptions::new(&directory, setup.id.0);
@@ -252,7 +249,7 @@ impl<'c> Wiring<'c> {
         });
         let logged =
             opened.recovered.last.and_then(|(session, next)| Some((Session::from_bytes(session)?, Sequence(next))));
-        Ok((LogSink::new(opened.writer), directory, logged))
+        Ok(OpenedLog { sink: LogSink::new(opened.writer), directory, logged })
     }
 
     /// Output sockets are numbered through, in the order of the configuration.
@@ -319,6 +316,14 @@ impl<'c> Wiring<'c> {
         })?;
         Ok((latency, cold))
     }
+}
+
+/// A channel's publication log, ready to be written.
+struct OpenedLog {
+    sink: LogSink,
+    directory: PathBuf,
+    /// How far it had got when the gateway last ran.
+    logged: Option<(Session, Sequence)>,
 }
 
 /// A NIC without stamps, or a gateway without the right to switch them on, is no reason not to run: the summary tells
