@@ -310,6 +310,48 @@ fn a_numbering_that_outgrows_its_waiting_room_declares_the_gap_and_loses_none_of
 }
 
 #[test]
+fn a_gateway_that_comes_back_declares_what_it_missed_since_its_log_ended() {
+    let date = TradingDate::from_yyyymmdd(20_190_130).unwrap();
+    let session = Session { feed: Feed::NasdaqItch, date, restart: 0 };
+    let logged = Some((session, Sequence(490)));
+    let mut world = World::new(ChannelConfig { logged, ..World::config(Feed::NasdaqItch, MBO) });
+    let mut stream = Stream { first: 500, ..Stream::new(Feed::NasdaqItch) };
+    world.datagram(Line::A, &stream.packet(&[order(1)]));
+    assert_eq!(world.channel.position().map(|(_, expected)| expected), Some(Sequence(490)));
+    let deadline = world.channel.next_deadline().expect("the gap's");
+    world.channel.on_deadline(deadline, &mut world.seen);
+    let counters = world.channel.counters();
+    assert_eq!((counters.gaps, counters.gap_messages, counters.messages), (1, 10, 1));
+    // The log of another session says nothing about this one.
+    let logged = Some((Session { restart: 1, ..session }, Sequence(490)));
+    let mut world = World::new(ChannelConfig { logged, ..World::config(Feed::NasdaqItch, MBO) });
+    let mut stream = Stream { first: 500, ..Stream::new(Feed::NasdaqItch) };
+    world.datagram(Line::A, &stream.packet(&[order(1)]));
+    assert_eq!(world.channel.position().map(|(_, expected)| expected), Some(Sequence(501)));
+}
+
+#[test]
+fn a_far_packet_is_believed_at_the_end_unless_something_spoke_against_it() {
+    let (mut world, mut stream) = itch();
+    let first = stream.packet(&[order(1)]);
+    let mut far = Stream { first: 5_000_000, ..Stream::new(Feed::NasdaqItch) };
+    let far = far.packet(&[order(9)]);
+    world.datagram(Line::A, &first).datagram(Line::A, &far);
+    assert_eq!(world.channel.counters().messages, 1);
+    world.channel.finish(&mut world.seen);
+    let counters = world.channel.counters();
+    assert_eq!((counters.messages, counters.gaps, counters.gap_messages), (2, 1, 4_999_998));
+
+    let (mut world, mut stream) = itch();
+    let packets = [1, 2].map(|id| stream.packet(&[order(id)]));
+    world.datagram(Line::A, &packets[0]).datagram(Line::A, &far).datagram(Line::A, &packets[1]);
+    world.channel.finish(&mut world.seen);
+    let counters = world.channel.counters();
+    assert_eq!((counters.messages, counters.gaps), (2, 0));
+    assert_eq!(world.channel.arbiter_drops().get(DropReason::SequenceJump), 1);
+}
+
+#[test]
 fn answers_of_the_retransmission_server_begin_no_session() {
     let (mut world, mut stream) = itch();
     world.datagram(Line::RECOVERY, &stream.packet(&[order(1)])).shows(&expect![[""]]);
