@@ -75,7 +75,8 @@ pub struct PacketFlags(pub u8);
 impl PacketFlags {
     /// No frames: tells where the channel stands. In an answer, its end.
     pub const HEARTBEAT: Self = Self(1);
-    /// Answer to a request: sent to its asker alone.
+    /// Said again: an answer to a request, sent to its asker alone; or, on the published lines, what a gateway that has
+    /// just taken over says because the one before it may not have.
     pub const RETRANSMISSION: Self = Self(1 << 1);
     /// Frames out of sequence that tell a state; in an answer, definitions.
     pub const SNAPSHOT: Self = Self(1 << 2);
@@ -358,7 +359,8 @@ fn count_records(body: &[u8]) -> Option<usize> {
 /// Bytes of a DBN record's header.
 const RECORD_HEADER_BYTES: usize = 16;
 
-fn part_of(header: &FrameHeader) -> Option<Part> {
+/// Which part of a message a frame is, if it is one.
+pub(super) fn part_of(header: &FrameHeader) -> Option<Part> {
     let flags = FrameFlags(header.flags);
     let is_last = flags.contains(FrameFlags::LAST_PART);
     let is_whole = is_last && flags.contains(FrameFlags::FIRST_PART);

@@ -240,8 +240,14 @@ impl Receiver {
         if packet.meta.group != self.config.group {
             return Err(self.refuse(DropReason::ChannelUnknown));
         }
-        let is_answer = packet.meta.flags.contains(PacketFlags::RETRANSMISSION);
-        if is_answer != (datagram.line == Line::RECOVERY) || datagram.bytes.len() > self.config.packet_bytes_max {
+        let is_again = packet.meta.flags.contains(PacketFlags::RETRANSMISSION);
+        // On the published lines a new leader says again what the old one may not have said; the end of an answer
+        // has no place there.
+        let belongs = match datagram.line {
+            Line::RECOVERY => is_again,
+            _ => !is_again || !packet.meta.flags.contains(PacketFlags::HEARTBEAT),
+        };
+        if !belongs || datagram.bytes.len() > self.config.packet_bytes_max {
             return Err(self.refuse(DropReason::ProtocolMismatch));
         }
         let index = self.index_of(packet.meta.channel).map_err(|reason| self.refuse(reason))?;

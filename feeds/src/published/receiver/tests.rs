@@ -576,6 +576,25 @@ fn a_gateway_that_no_longer_leads_is_not_heard() {
 }
 
 #[test]
+fn what_a_new_leader_says_again_counts_like_what_is_said_first() {
+    let mut world = World::new(vec![vec![Input::Records(1); 4]], [&[1], &[1]], config(None));
+    let mut accept = |flags, epoch, sequence: u64| {
+        let body = frame(sequence, FrameKind::Message, WHOLE, &records(sequence, 1));
+        let bytes = datagram(flags, session(0), epoch, (sequence, sequence + 1), &body);
+        let datagram = PublishedDatagram { line: Line::A, bytes: &bytes, ts_recv: UnixNs(0) };
+        let said = &mut world.said;
+        world.receiver.accept(datagram, MonoNs(0), &mut |output| tell(said, &output))
+    };
+    let (old, new) = (Epoch::new(5, 1), Epoch::new(6, 2));
+    assert_eq!(accept(PacketFlags::default(), old, 1), Ok(()));
+    assert_eq!(accept(PacketFlags::RETRANSMISSION, new, 1), Err(DropReason::Duplicate));
+    assert_eq!(accept(PacketFlags::RETRANSMISSION, new, 2), Ok(()));
+    assert_eq!(accept(PacketFlags::default(), new, 3), Ok(()));
+    let told: Vec<_> = world.said.iter().filter(|said| matches!(said, Said::Message(..))).cloned().collect();
+    assert_eq!(told, [Said::Message(0, 1), Said::Message(0, 2), Said::Message(0, 3)]);
+}
+
+#[test]
 fn what_is_not_for_us_is_refused_by_name() {
     let mut world = World::new(vec![Vec::new()], [&[1], &[1]], config(None));
     let mut accept = |line, bytes: &[u8]| {

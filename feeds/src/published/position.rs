@@ -1,0 +1,149 @@
+//! How far a channel's published stream has got.
+
+use zerocopy::FromBytes;
+
+use super::packet::{Packet, Part, SEQUENCE_END, part_of};
+use crate::{
+    frame::FrameHeader,
+    identity::{Sequence, Session},
+};
+
+/// Everything before it has been said: earlier sessions, earlier messages, and of the message `sequence` itself the
+/// parts before `part`. A message cut into parts is passed only by its last part. Ordered as the stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StreamPosition {
+    /// The numbering.
+    pub session: Session,
+    /// The first message that has not been said whole.
+    pub sequence: Sequence,
+    /// How many of its parts have been.
+    pub part: u16,
+}
+
+impl StreamPosition {
+    /// Before the first part of that message.
+    #[must_use]
+    pub fn at(session: Session, sequence: Sequence) -> Self {
+        Self { session, sequence, part: 0 }
+    }
+
+    /// What a packet says: from where to where. Both are the same for one that settles nothing.
+    #[must_use]
+    pub fn span_of(packet: &Packet<'_>) -> (Self, Self) {
+        Self::span(packet.meta.session, (packet.meta.first, packet.meta.next), packet.part)
+    }
+
+    /// What the packet says whose body that is.
+    #[must_use]
+    pub fn span_of_body(session: Session, range: (Sequence, Sequence), body: &[u8]) -> (Self, Self) {
+        let part = FrameHeader::ref_from_prefix(body).ok().and_then(|(header, _)| part_of(header));
+        Self::span(session, range, part)
+    }
+
+    fn span(session: Session, (first, next): (Sequence, Sequence), part: Option<Part>) -> (Self, Self) {
+        let (first, next) = (Self::at(session, first), Self::at(session, next));
+        let Some(part) = part else { return (first, next) };
+        // The first part also settles what came before its message.
+        let first = if part.part == 0 { first } else { Self { part: part.part, ..Self::at(session, part.sequence) } };
+        if part.is_last {
+            return (first, next);
+        }
+        (first, Self { part: part.part.saturating_add(1), ..Self::at(session, part.sequence) })
+    }
+
+    /// In three words, for memory that threads share.
+    #[must_use]
+    pub fn to_words(self) -> [u64; 3] {
+        let bytes = u128::from_le_bytes(self.session.to_bytes());
+        // Two halves of 64 bits.
+        let [low, high] = [bytes & u128::from(u64::MAX), bytes >> 64].map(|half| u64::try_from(half).unwrap_or(0));
+        [low, high, self.sequence.0.min(SEQUENCE_END - 1) << PART_BITS | u64::from(self.part)]
+    }
+
+    /// From [three words](Self::to_words); `None` for words that never came from there.
+    #[must_use]
+    pub fn from_words([low, high, place]: [u64; 3]) -> Option<Self> {
+        let session = Session::from_bytes((u128::from(low) | u128::from(high) << 64).to_le_bytes())?;
+        let part = u16::try_from(place & ((1 << PART_BITS) - 1)).ok()?;
+        Some(Self { session, sequence: Sequence(place >> PART_BITS), part })
+    }
+}
+
+/// Sequences of published packets have 47 bits.
+const PART_BITS: u32 = 16;
+const _: () = assert!(SEQUENCE_END == 1 << (63 - PART_BITS));
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::{
+        IntoBytes,
+        little_endian::{I32, U16, U32, U64},
+    };
+
+    use super::*;
+    use crate::{
+        frame::{FrameFlags, FrameKind},
+        identity::Feed,
+        time::TradingDate,
+    };
+
+    fn session(restart: u32) -> Session {
+        Session { feed: Feed::IexDeep, date: TradingDate::from_yyyymmdd(20_240_102).unwrap(), restart }
+    }
+
+    fn at(restart: u32, sequence: u64, part: u16) -> StreamPosition {
+        StreamPosition { session: session(restart), sequence: Sequence(sequence), part }
+    }
+
+    fn frame(kind: FrameKind, sequence: u64, part: u16, flags: FrameFlags) -> Vec<u8> {
+        let header = FrameHeader {
+            sequence: U64::new(sequence),
+            ts_recv: U64::ZERO,
+            ts_in_delta_ns: I32::ZERO,
+            body_bytes: U16::ZERO,
+            record_count: U16::ZERO,
+            kind: kind as u8,
+            flags: flags.0,
+            part: U16::new(part),
+            reserved: U32::ZERO,
+        };
+        header.as_bytes().to_vec()
+    }
+
+    #[test]
+    fn positions_are_ordered_as_the_stream_is() {
+        let ascending = [at(0, 1, 0), at(0, 1, 1), at(0, 9, 0), at(1, 1, 0), at(2, 0, 5)];
+        assert!(ascending.is_sorted());
+    }
+
+    #[test]
+    fn a_message_is_passed_only_by_its_last_part() {
+        let span = |first, next, body: &[u8]| {
+            let (from, until) = StreamPosition::span_of_body(session(0), (Sequence(first), Sequence(next)), body);
+            assert_eq!((from.session, until.session), (session(0), session(0)));
+            ((from.sequence.0, from.part), (until.sequence.0, until.part))
+        };
+        let (first, last, both) = (FrameFlags::FIRST_PART, FrameFlags::LAST_PART, FrameFlags(3));
+        let part = |number, flags| frame(FrameKind::Message, 7, number, flags);
+        assert_eq!(span(3, 8, &part(0, both)), ((3, 0), (8, 0)));
+        assert_eq!(span(3, 7, &part(0, first)), ((3, 0), (7, 1)));
+        assert_eq!(span(7, 7, &part(1, FrameFlags::default())), ((7, 1), (7, 2)));
+        assert_eq!(span(7, 8, &part(2, last)), ((7, 2), (8, 0)));
+        assert_eq!(span(3, 9, &[]), ((3, 0), (9, 0)));
+        // A gap settles its range, a state nothing.
+        assert_eq!(span(3, 9, &frame(FrameKind::Gap, 3, 0, both)), ((3, 0), (9, 0)));
+        assert_eq!(span(3, 3, &frame(FrameKind::State, 3, 0, both)), ((3, 0), (3, 0)));
+        assert_eq!(span(3, 4, b"no frame"), ((3, 0), (4, 0)));
+    }
+
+    #[test]
+    fn words_bring_the_position_back_and_strange_ones_none() {
+        for position in [at(0, 0, 0), at(3, 77, 5), at(u32::MAX, SEQUENCE_END - 1, u16::MAX)] {
+            assert_eq!(StreamPosition::from_words(position.to_words()), Some(position));
+        }
+        assert_eq!(StreamPosition::from_words([0; 3]), None);
+        let [low, high, place] = at(3, 77, 5).to_words();
+        assert_eq!(StreamPosition::from_words([low ^ 1 << 20, high, place]), None);
+        assert_eq!(StreamPosition::from_words([low, high ^ 1 << 40, place]), None);
+    }
+}
