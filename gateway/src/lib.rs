@@ -7,6 +7,7 @@ pub mod cli;
 pub mod config;
 pub mod dbn_file;
 pub mod demo;
+pub mod election;
 pub mod engine;
 pub mod fence;
 pub mod gateway;

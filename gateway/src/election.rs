@@ -1,0 +1,32 @@
+//! Election: which gateway of a group publishes.
+//!
+//! ```text
+//!   latch (what the gateway asks)     pair link, sentinel, fitness
+//!        │                                  │
+//!        ▼                                  ▼
+//!   driver: the election thread ──► core: step(now, input) → outputs ──► fence
+//!        ▲                                  │
+//!        └────── backend, on its own thread ◄┘ requests
+//! ```
+//! - [`core`]: what every election core is: a pure state machine with time passed in, no I/O, no clock, no thread, so
+//!   that the product, the simulation and the model run the same code.
+//! - [`timing`]: lease, renewal, margin; refused where two leases could overlap, with the arithmetic.
+//! - [`identity`], [`fitness`]: who stands, and how well it is.
+//! - [`record`], [`register`]: the versioned record that decides, and the three operations a store must offer.
+//! - [`peer`]: what gateways of one group say to each other beside the store.
+//! - [`latch`]: the face towards the gateway, after the pattern that is known as leader latch.
+//!
+//! Invariants:
+//! - The fence closes before any listener hears of it, and listeners hear before it opens.
+//! - Every opening has an epoch that no opening had before, of this node or another.
+//! - A deadline counts from when a request was *sent*; what has an unknown outcome never moves it.
+//! - What once was lost is never revived: leadership is a function of the record, not of a sequence of events.
+
+pub mod core;
+pub mod fitness;
+pub mod identity;
+pub mod latch;
+pub mod peer;
+pub mod record;
+pub mod register;
+pub mod timing;

@@ -1,0 +1,259 @@
+//! What every election core is: a pure state machine. The election thread, the simulation and the model drive it.
+
+use std::collections::BTreeMap;
+
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
+
+use super::{
+    fitness::{Fitness, Standing},
+    identity::{Member, NodeId, NodeName, Position},
+    peer::{DeathNotice, PeerMessage},
+};
+
+/// One gateway's part in the election of one group. No I/O, no clock, no thread, no random number.
+pub trait Core {
+    /// What its backend brings: answers of a store, datagrams of voters.
+    type Event;
+    /// What it asks of its backend.
+    type Request;
+
+    /// Takes one input at `now` and says what is to be done, in that order. `now` never runs backwards; an input that
+    /// comes with it is handled as if the time had been told first.
+    fn step(&mut self, now: MonoNs, input: Input<Self::Event>) -> Vec<Output<Self::Request>>;
+
+    /// When [`Input::Time`] wants to be told next. `None`: not before something else comes.
+    fn next_deadline(&self) -> Option<MonoNs>;
+
+    /// What is known now.
+    fn view(&self) -> View;
+}
+
+/// What can come.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Input<E> {
+    /// Time has passed.
+    Time,
+    /// From the backend.
+    Backend(E),
+    /// From another gateway, over the pair link.
+    Peer {
+        /// Who sent it: authenticated.
+        from: NodeId,
+        /// What it says.
+        message: PeerMessage,
+    },
+    /// That process has ended: authenticated knowledge.
+    Died(DeathNotice),
+    /// How fit this gateway is.
+    Fitness(Fitness),
+    /// Whether this gateway stands.
+    Standing(Standing),
+    /// The rate of this gateway's clock is off by so much, parts per million: what the time daemon makes it.
+    ClockRate {
+        /// Its absolute value.
+        error_ppm: u32,
+    },
+    /// Whether the hot threads get on with their work. A leader whose threads don't renews no more.
+    Progress(Progress),
+    /// The highest epoch credibly heard on the wire.
+    Heard(Epoch),
+    /// Lead on by somebody else: `None` chooses the fittest.
+    HandOver(Option<NodeId>),
+    /// The fence is closed and no send is outstanding any more: the answer to [`Output::Drain`].
+    Drained {
+        /// Where this gateway's output ended, per channel.
+        positions: BTreeMap<u16, Position>,
+    },
+    /// No automatic moves from now on, or again.
+    Pin(Pin),
+    /// Admit that gateway as a candidate, by hand.
+    Admit(NodeId, NodeName),
+    /// Release what is held and stand no more.
+    Close,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Output<R> {
+    /// Tell listeners, then open the fence.
+    Open {
+        /// A new one.
+        epoch: Epoch,
+        /// Until when, the margin already taken off.
+        deadline: MonoNs,
+    },
+    /// Move the fence's deadline.
+    Renew {
+        /// Until when, the margin already taken off.
+        deadline: MonoNs,
+    },
+    /// Close the fence, then tell listeners.
+    Close {
+        /// Of the leadership that ends.
+        epoch: Epoch,
+        /// Why.
+        reason: CloseReason,
+    },
+    /// The fence has been closed for a hand-over: wait, with a limit, until no send is outstanding, and answer with
+    /// [`Input::Drained`].
+    Drain,
+    /// Ask the backend.
+    Request(R),
+    /// Send over the pair link.
+    Peer {
+        /// To whom.
+        to: NodeId,
+        /// What.
+        message: PeerMessage,
+    },
+    /// Tell listeners how the connection is.
+    Connection(ConnectionState),
+    /// Tell a person.
+    Notice(Notice),
+}
+
+/// Whether hot threads get on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Progress {
+    /// They do, or have nothing to do.
+    #[default]
+    Running,
+    /// Work is pending and none is done.
+    Stuck,
+}
+
+/// Whether leadership moves by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Pin {
+    /// It may: to a fitter or preferred gateway.
+    #[default]
+    Free,
+    /// It doesn't. A leader still ends its own lease where it must.
+    Pinned,
+}
+
+/// Why a leadership ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CloseReason {
+    /// It could not be renewed in time.
+    Expired,
+    /// The connection is in doubt, and the configuration says to stop then.
+    Suspended,
+    /// Somebody else holds the record, or it is gone.
+    Lost,
+    /// Handed over.
+    HandedOver,
+    /// Closed by its owner.
+    Released,
+    /// A higher epoch was credibly heard: leads again above it, if it is elected.
+    Outranked,
+}
+
+/// How the connection to whoever grants leadership is: what listeners are told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ConnectionState {
+    /// Not yet.
+    #[default]
+    Starting,
+    /// For the first time.
+    Connected,
+    /// In doubt. The fence's deadline still rules, or leadership has ended: by configuration.
+    Suspended,
+    /// Gone; leadership with it.
+    Lost,
+    /// There again: a new candidacy after `Lost`.
+    Reconnected,
+}
+
+/// What a gateway is in its group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// It does not stand: see [`View::obstacle`].
+    #[default]
+    Bystander,
+    /// It waits for its turn.
+    Candidate,
+    /// It publishes.
+    Leader,
+    /// It has given up leadership and will not stand again.
+    Closed,
+}
+
+/// What is known of the election. For status, `participants` and `leader`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct View {
+    /// What this gateway is.
+    pub role: Role,
+    /// Epoch of the present leadership as far as it is known, whoever leads.
+    pub epoch: Epoch,
+    /// Who leads, as far as it is known.
+    pub leader: Option<Member>,
+    /// Who may stand.
+    pub participants: BTreeMap<NodeId, NodeName>,
+    /// How the connection is.
+    pub connection: ConnectionState,
+    /// Whether leadership moves by itself.
+    pub pin: Pin,
+    /// Why this gateway doesn't stand, or doesn't renew.
+    pub obstacle: Option<Obstacle>,
+}
+
+/// Why a gateway does not stand, or does not renew.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Obstacle {
+    /// It still takes over state from its peer.
+    Joining,
+    /// The record does not name it; it has asked to be admitted.
+    NotAdmitted,
+    /// Its configuration differs from the running leader's at the same or a higher revision.
+    Configuration {
+        /// What the record says.
+        theirs: super::record::ConfigurationMark,
+        /// What this gateway has.
+        ours: super::record::ConfigurationMark,
+    },
+    /// The clock's rate is outside what the timing allows for.
+    ClockRate {
+        /// What it is, parts per million.
+        error_ppm: u32,
+        /// What is allowed.
+        error_ppm_max: u32,
+    },
+    /// Its hot threads make no progress.
+    NoProgress,
+    /// It sits out the time after its start.
+    SittingOut,
+    /// It gave its promise not to take over.
+    Promised,
+    /// The store holds something that is no record.
+    ForeignRecord(String),
+    /// All epochs are used up.
+    EpochsUsedUp,
+}
+
+/// What a person should know. Each is an alarm, an audit line, or both.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Notice {
+    /// The record went back: a store restored from a backup, or a record made anew. The wait begins again.
+    RecordWentBack {
+        /// The highest epoch seen before.
+        seen: Epoch,
+        /// What it says now.
+        now: Epoch,
+    },
+    /// The store doesn't answer; publishing goes on by the promises of all other candidates.
+    OnPromises,
+    /// The store answers again.
+    StoreIsBack,
+    /// Does not stand or renew, from now on.
+    Obstacle(Obstacle),
+    /// Was outranked by an epoch heard on the wire.
+    HigherEpochHeard(Epoch),
+    /// A planned hand-over did not take place.
+    HandOverFailed {
+        /// To whom.
+        target: NodeId,
+        /// Why.
+        why: &'static str,
+    },
+}

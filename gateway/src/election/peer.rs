@@ -1,0 +1,117 @@
+//! What the gateways of a group say to each other beside the store. The pair link carries it, authenticated and
+//! without replay; it may lose, delay and reorder, so each answer names the question's nonce and incarnation.
+
+use mdgw_feeds::identity::Epoch;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    fitness::{Fitness, Standing},
+    identity::{Incarnation, Member, NodeId, epoch_number},
+    record::{ConfigurationMark, PeerStamp},
+};
+
+/// One message from one gateway to another of its group.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum PeerMessage {
+    /// The leader lost its store: do you promise not to take over for one lease from when you answer?
+    PromiseAsk(Question),
+    /// I do.
+    Promise(Question),
+    /// I don't: a swap of mine is under way, or I have not sat out my start.
+    PromiseRefused(Question),
+    /// A hand-over to you is coming. From your answer on you promise nothing until you have read the record.
+    Prepare(Question),
+    /// I am ready, since that moment of my clock.
+    Prepared {
+        /// What was asked.
+        question: Question,
+        /// On the answering gateway's clock.
+        stamp: PeerStamp,
+    },
+    /// I am not: not fit, still joining, or closed.
+    PrepareRefused(Question),
+    /// The record does not name me: admit me.
+    AdmitAsk {
+        /// Who asks.
+        member: Member,
+        /// What it is configured to publish.
+        configuration: ConfigurationMark,
+    },
+    /// How I am; sent every renewal period and on change.
+    State(PeerState),
+}
+
+/// A question about one leadership, unique by asker, incarnation and nonce. An answer repeats it whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Question {
+    /// Who asks: the leader.
+    pub asker: NodeId,
+    /// Which start of it.
+    pub incarnation: Incarnation,
+    /// Its epoch.
+    #[serde(with = "epoch_number")]
+    pub epoch: Epoch,
+    /// Never used twice by that incarnation.
+    pub nonce: u64,
+    /// L of the asker, ns.
+    pub lease_ns: u64,
+}
+
+/// How a gateway is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeerState {
+    /// Which gateway.
+    pub member: Member,
+    /// Whether it stands.
+    pub standing: Standing,
+    /// How fit it is.
+    pub fitness: Fitness,
+    /// What it is configured to publish.
+    pub configuration: ConfigurationMark,
+}
+
+/// Knowledge, not suspicion, that a process has ended: *this* holder, *this* incarnation, *this* epoch. Announced by
+/// the sentinel after it has made sure; says nothing about any other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeathNotice {
+    /// Which gateway.
+    pub holder: NodeId,
+    /// Which start of it.
+    pub incarnation: Incarnation,
+    /// Under which epoch it was leading.
+    #[serde(with = "epoch_number")]
+    pub epoch: Epoch,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_survive_writing() {
+        let question = Question {
+            asker: NodeId(1),
+            incarnation: Incarnation(2),
+            epoch: Epoch::new(3, 1),
+            nonce: 4,
+            lease_ns: 100_000_000,
+        };
+        for message in [
+            PeerMessage::PromiseAsk(question),
+            PeerMessage::Prepared { question, stamp: PeerStamp(u64::MAX) },
+            PeerMessage::State(PeerState {
+                member: crate::election::record::tests::member(1, 2),
+                standing: Standing::Stands,
+                fitness: Fitness { stalled: true, ..Fitness::default() },
+                configuration: ConfigurationMark::default(),
+            }),
+        ] {
+            let text = serde_json::to_string(&message).unwrap();
+            assert_eq!(serde_json::from_str::<PeerMessage>(&text).unwrap(), message, "{text}");
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! The record of a group: the one versioned value in the store that says who publishes.
+//!
+//! JSON, so that it can be read in the store with the store's own tools. It comes from outside and is checked: sizes,
+//! the lease's length, the epoch's count, and that an epoch was made by the node that holds it.
+
+use std::collections::BTreeMap;
+
+use mdgw_feeds::identity::{ChannelId, Epoch};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    fitness::Fitness,
+    identity::{EPOCH_COUNT_MAX, Member, NodeId, NodeName, Position, epoch_number},
+    timing::LEASE_NS_MAX,
+};
+
+/// All that the gateways of a group agree on. Written by its holder alone, but for a takeover.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// Of the present leadership, or the last one where there is no holder.
+    #[serde(with = "epoch_number")]
+    pub epoch: Epoch,
+    /// Who leads; `None`: released, or ended by a notice of death, so that nobody needs to wait.
+    pub holder: Option<Member>,
+    /// Renewals of this leadership: makes each renewal a change that can be seen.
+    pub renewal: u64,
+    /// L of the holder, ns: what others wait for.
+    pub lease_ns: u64,
+    /// How fit the holder is.
+    pub fitness: Fitness,
+    /// Who may stand, the holder included: changed by the holder's swap alone.
+    pub candidates: BTreeMap<NodeId, NodeName>,
+    /// How this leadership was handed over, where it was.
+    pub hand_over: Option<HandOver>,
+    /// No automatic moves. Never stops a leader from ending its own lease.
+    pub pinned: bool,
+    /// What the holder is configured to publish.
+    pub configuration: ConfigurationMark,
+}
+
+/// A planned change of leadership: the old holder's last swap makes the target the holder.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HandOver {
+    /// Who gave it.
+    pub from: NodeId,
+    /// Of the *prepare* that the target answered: an older answer is worth nothing.
+    pub nonce: u64,
+    /// The target's answer to *prepare*, on the target's own clock: its lease counts from there.
+    pub stamp: PeerStamp,
+    /// Where the old holder's output ended, per channel.
+    pub positions: BTreeMap<u16, Position>,
+}
+
+impl HandOver {
+    /// Where the old holder's output of that channel ended.
+    #[must_use]
+    pub fn position(&self, channel: ChannelId) -> Option<Position> {
+        self.positions.get(&channel.0).copied()
+    }
+}
+
+/// A moment on the clock of one gateway, carried by another, to whom it means nothing. ns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PeerStamp(pub u64);
+
+/// What a gateway is configured to publish. Two gateways with one hash give their output the same names and content.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConfigurationMark {
+    /// Over all settings that the output depends on.
+    pub hash: u64,
+    /// Raised by whoever rolls out a new configuration.
+    pub revision: u64,
+    /// Of the published format.
+    pub output_version: u32,
+}
+
+impl Record {
+    /// Whether that incarnation of that gateway holds it.
+    #[must_use]
+    pub fn is_held_by(&self, member: &Member) -> bool {
+        self.holder.as_ref() == Some(member)
+    }
+
+    /// As it stands in the store.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_else(|_| unreachable!("numbers, text and maps with number keys"))
+    }
+
+    /// From the store.
+    ///
+    /// # Errors
+    /// When it is no record, or one that no gateway would write.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, RecordError> {
+        if bytes.len() > RECORD_BYTES_MAX {
+            return Err(RecordError::Long { bytes: bytes.len() });
+        }
+        let record: Self = serde_json::from_slice(bytes)?;
+        record.check()?;
+        Ok(record)
+    }
+
+    fn check(&self) -> Result<(), RecordError> {
+        let wrong = |what| Err(RecordError::Contradictory { what });
+        if !(1..=LEASE_NS_MAX).contains(&self.lease_ns) {
+            return wrong("its lease is of no length that could be configured");
+        }
+        if !(1..=EPOCH_COUNT_MAX).contains(&self.epoch.count()) {
+            return wrong("its epoch has no count that is ever given");
+        }
+        if let Some(holder) = &self.holder {
+            if NodeId::of(self.epoch) != holder.node {
+                return wrong("its epoch was made by another node than its holder");
+            }
+            if self.candidates.get(&holder.node) != Some(&holder.name) {
+                return wrong("its holder is no candidate");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A value in the store that is no record. Nobody overwrites it: somebody put it there.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// Longer than any record.
+    #[error("{bytes} bytes are more than the {RECORD_BYTES_MAX} that a record can have")]
+    Long {
+        /// How long.
+        bytes: usize,
+    },
+    /// Not in a record's form.
+    #[error("not a record: {0}")]
+    Form(#[from] serde_json::Error),
+    /// Its parts don't fit together.
+    #[error("not a record that a gateway wrote: {what}")]
+    Contradictory {
+        /// What doesn't fit.
+        what: &'static str,
+    },
+}
+
+/// 256 candidates and the last positions of some thousand channels; stores take at least 1 MiB.
+pub const RECORD_BYTES_MAX: usize = 512 << 10;
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use mdgw_feeds::{
+        identity::{Feed, Sequence, Session},
+        time::TradingDate,
+    };
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::election::identity::Incarnation;
+
+    pub(crate) fn member(node: u8, incarnation: u64) -> Member {
+        let name = NodeName::new(&format!("gw{node}")).unwrap();
+        Member { node: NodeId(node), name, incarnation: Incarnation(incarnation) }
+    }
+
+    pub(crate) fn record(count: u64, holder: &Member) -> Record {
+        Record {
+            epoch: Epoch::new(count, holder.node.0),
+            holder: Some(holder.clone()),
+            renewal: 0,
+            lease_ns: 100_000_000,
+            fitness: Fitness::default(),
+            candidates: [1, 2].map(|node| (NodeId(node), member(node, 0).name)).into(),
+            hand_over: None,
+            pinned: false,
+            configuration: ConfigurationMark { hash: 7, revision: 1, output_version: 1 },
+        }
+    }
+
+    fn with_hand_over() -> Record {
+        let session =
+            Session { feed: Feed::IexDeep, date: TradingDate::from_yyyymmdd(20_170_425).unwrap(), restart: 11 };
+        let position = Position { session, sequence: Sequence(17), part: 3 };
+        let hand_over =
+            HandOver { from: NodeId(1), nonce: 9, stamp: PeerStamp(4), positions: BTreeMap::from([(5, position)]) };
+        Record { hand_over: Some(hand_over), ..record(3, &member(2, 8)) }
+    }
+
+    #[test]
+    fn records_survive_the_store() {
+        for record in [record(1, &member(1, 1)), with_hand_over(), Record { holder: None, ..record(1, &member(1, 1)) }]
+        {
+            assert_eq!(Record::from_bytes(&record.to_bytes()).unwrap(), record);
+        }
+        assert_eq!(with_hand_over().hand_over.unwrap().position(ChannelId(5)).unwrap().part, 3);
+    }
+
+    #[test]
+    fn what_no_gateway_writes_is_refused() {
+        let good = record(1, &member(1, 1));
+        let refused =
+            |record: Record| matches!(Record::from_bytes(&record.to_bytes()), Err(RecordError::Contradictory { .. }));
+        assert!(refused(Record { lease_ns: 0, ..good.clone() }));
+        assert!(refused(Record { lease_ns: LEASE_NS_MAX + 1, ..good.clone() }));
+        assert!(refused(Record { epoch: Epoch::new(0, 1), ..good.clone() }));
+        assert!(refused(Record { epoch: Epoch::new(1, 2), ..good.clone() }));
+        assert!(refused(Record { candidates: BTreeMap::new(), ..good.clone() }));
+        assert!(!refused(good));
+        assert!(matches!(Record::from_bytes(&vec![b' '; RECORD_BYTES_MAX + 1]), Err(RecordError::Long { .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn damage_is_refused_or_read_as_a_sound_record(index in 0_usize..600, byte: u8) {
+            let mut bytes = with_hand_over().to_bytes();
+            let index = index % bytes.len();
+            bytes[index] = byte;
+            if let Ok(record) = Record::from_bytes(&bytes) {
+                prop_assert!(record.check().is_ok());
+            }
+            bytes.truncate(index);
+            prop_assert!(Record::from_bytes(&bytes).is_err());
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! How long a lease lasts, when it is renewed, and what must hold between these times so that no two can overlap.
+//!
+//! ```text
+//!   leader     sent ───────────────── deadline = sent + L − M        on its own clock
+//!   candidate     learned ──────────────────────────── learned + L(1+ρ)   on its own clock
+//!                                    │◄── M ≥ 2ρL + S + read error ──►│
+//! ```
+//! A candidate can't learn of a renewal before it was sent, so what separates the two is the margin alone: it pays for
+//! the clocks' difference in rate over one lease, for the longest send, and for reading the clock.
+
+use mdgw_feeds::time::MonoNs;
+
+/// Times of one lease. All of them may be set; [`Self::check`] says whether they are safe together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LeaseTiming {
+    /// L: what others wait for, ns.
+    pub lease_ns: u64,
+    /// R: a leader renews so often, ns.
+    pub renew_ns: u64,
+    /// M: a leader stops so long before others may begin, ns.
+    pub margin_ns: u64,
+    /// S: longest time from the fence's check to the return of the send, ns. Longer sends are counted.
+    pub send_ns_max: u64,
+    /// ρ: bound on the error of any clock's rate, parts per million.
+    pub rate_error_ppm: u32,
+}
+
+impl LeaseTiming {
+    /// A lease about five times the worst p99.9 of a store with three nodes.
+    pub const DEFAULT: Self = Self::from_ms(100, 20, 20);
+    /// For isolated cores under SCHED_FIFO.
+    pub const FAST: Self = Self::from_ms(40, 8, 8);
+    /// For stores far away, or machines that stall.
+    pub const CALM: Self = Self::from_ms(1_000, 200, 200);
+    /// All profiles with the names that the configuration uses.
+    pub const PROFILES: [(&'static str, Self); 3] =
+        [("default", Self::DEFAULT), ("fast", Self::FAST), ("calm", Self::CALM)];
+
+    /// Of lease, renewal and margin; the longest send is half of the margin.
+    #[must_use]
+    pub const fn from_ms(lease_ms: u64, renew_ms: u64, margin_ms: u64) -> Self {
+        Self {
+            lease_ns: lease_ms * NS_PER_MS,
+            renew_ns: renew_ms * NS_PER_MS,
+            margin_ns: margin_ms * NS_PER_MS,
+            send_ns_max: margin_ms * NS_PER_MS / 2,
+            rate_error_ppm: RATE_ERROR_PPM,
+        }
+    }
+
+    /// Whether no two leases with these times can overlap, and renewals have three chances.
+    ///
+    /// # Errors
+    /// When they could overlap, or a single lost renewal could end a lease; with the arithmetic.
+    pub fn check(&self) -> Result<(), TimingError> {
+        let Self { lease_ns, renew_ns, margin_ns, send_ns_max, rate_error_ppm } = *self;
+        if rate_error_ppm > RATE_ERROR_PPM_MAX {
+            return Err(TimingError::RateError { rate_error_ppm });
+        }
+        if !(1..=LEASE_NS_MAX).contains(&lease_ns) || renew_ns == 0 {
+            return Err(TimingError::Range { lease_ns, renew_ns });
+        }
+        let drift_ns = 2 * drift_ns(lease_ns, rate_error_ppm);
+        let needed_ns = drift_ns.saturating_add(send_ns_max).saturating_add(CLOCK_READ_ERROR_NS);
+        if margin_ns < needed_ns || margin_ns >= lease_ns {
+            return Err(TimingError::Margin { timing: *self, drift_ns, needed_ns });
+        }
+        if renew_ns > (lease_ns - margin_ns) / 3 {
+            return Err(TimingError::Renewal { lease_ns, renew_ns, margin_ns });
+        }
+        Ok(())
+    }
+
+    /// Until when a leader may send, whose last successful renewal was *sent* at `sent`, by its own clock.
+    #[must_use]
+    pub fn deadline(&self, sent: MonoNs) -> MonoNs {
+        sent.plus(self.lease_ns.saturating_sub(self.margin_ns))
+    }
+
+    /// How long a candidate waits for a lease of this length: L(1 + ρ), rounded up.
+    #[must_use]
+    pub fn wait_ns(&self) -> u64 {
+        self.wait_for_ns(self.lease_ns)
+    }
+
+    /// How long a candidate waits for a lease that the record says has `lease_ns`: that and never less than its own.
+    /// The other's length counts because it may have been configured longer.
+    #[must_use]
+    pub fn wait_for_ns(&self, lease_ns: u64) -> u64 {
+        let lease_ns = lease_ns.max(self.lease_ns);
+        lease_ns.saturating_add(drift_ns(lease_ns, self.rate_error_ppm))
+    }
+}
+
+impl Default for LeaseTiming {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+/// Times that do not fit together.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TimingError {
+    /// Two leases could overlap, or nothing is left of one.
+    #[error(
+        "margin {} ms must be at least 2 x {} ppm x lease {} ms + longest send {} ms + clock read error {} ms = \
+         {} ms + {} ms + {} ms = {} ms, and less than the lease",
+        ms(timing.margin_ns), timing.rate_error_ppm, ms(timing.lease_ns), ms(timing.send_ns_max),
+        ms(CLOCK_READ_ERROR_NS), ms(*drift_ns), ms(timing.send_ns_max), ms(CLOCK_READ_ERROR_NS), ms(*needed_ns)
+    )]
+    Margin {
+        /// What was asked for.
+        timing: LeaseTiming,
+        /// What two clocks can differ by over one lease.
+        drift_ns: u64,
+        /// The least margin.
+        needed_ns: u64,
+    },
+    /// Fewer than three renewals fit a lease.
+    #[error(
+        "renewal every {} ms must be at most a third of lease {} ms - margin {} ms: ({} - {}) / 3 = {} ms",
+        ms(*renew_ns), ms(*lease_ns), ms(*margin_ns), ms(*lease_ns), ms(*margin_ns), ms((lease_ns - margin_ns) / 3)
+    )]
+    Renewal {
+        /// L.
+        lease_ns: u64,
+        /// R.
+        renew_ns: u64,
+        /// M.
+        margin_ns: u64,
+    },
+    /// A time of nothing, or one beyond any use.
+    #[error(
+        "lease {} ms must be more than 0 and at most {} ms, renewal {} ms more than 0",
+        ms(*lease_ns), ms(LEASE_NS_MAX), ms(*renew_ns)
+    )]
+    Range {
+        /// L.
+        lease_ns: u64,
+        /// R.
+        renew_ns: u64,
+    },
+    /// No clock is that wrong.
+    #[error("a clock's rate error of {rate_error_ppm} ppm must be at most {RATE_ERROR_PPM_MAX} ppm")]
+    RateError {
+        /// ρ.
+        rate_error_ppm: u32,
+    },
+}
+
+/// What a clock of rate error `rate_error_ppm` can be off after `ns`, rounded up.
+#[must_use]
+pub fn drift_ns(ns: u64, rate_error_ppm: u32) -> u64 {
+    let drift = (u128::from(ns) * u128::from(rate_error_ppm)).div_ceil(1_000_000);
+    u64::try_from(drift).unwrap_or(u64::MAX)
+}
+
+/// Crystals are within 100 ppm, and a time daemon slews by at most 500 ppm, which is watched: see the clock's rate.
+pub const RATE_ERROR_PPM: u32 = 200;
+/// A hundredth: beyond it something is broken.
+pub const RATE_ERROR_PPM_MAX: u32 = 10_000;
+/// Between reading the clock and comparing it, and between cores.
+pub const CLOCK_READ_ERROR_NS: u64 = 1_000;
+/// An hour. Bounds what a record from the store can make a candidate wait.
+pub const LEASE_NS_MAX: u64 = 3_600_000 * NS_PER_MS;
+
+const NS_PER_MS: u64 = 1_000_000;
+
+/// Milliseconds with as many digits as they need.
+fn ms(ns: u64) -> String {
+    let (whole, rest) = (ns / NS_PER_MS, ns % NS_PER_MS);
+    if rest == 0 { whole.to_string() } else { format!("{whole}.{rest:06}").trim_end_matches('0').to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn profiles_are_safe() {
+        for (name, timing) in LeaseTiming::PROFILES {
+            assert_eq!(timing.check(), Ok(()), "{name}");
+        }
+    }
+
+    #[test]
+    fn leases_that_could_overlap_are_refused_with_the_arithmetic() {
+        let timing = LeaseTiming { margin_ns: 10_000_000, ..LeaseTiming::DEFAULT };
+        assert_eq!(
+            timing.check().unwrap_err().to_string(),
+            "margin 10 ms must be at least 2 x 200 ppm x lease 100 ms + longest send 10 ms + clock read error \
+             0.001 ms = 0.04 ms + 10 ms + 0.001 ms = 10.041 ms, and less than the lease"
+        );
+        let least = LeaseTiming { margin_ns: 10_041_000, ..timing };
+        assert_eq!(least.check(), Ok(()));
+        assert!(LeaseTiming { margin_ns: 10_040_999, ..timing }.check().is_err());
+        let whole = LeaseTiming { margin_ns: timing.lease_ns, ..timing };
+        assert!(matches!(whole.check(), Err(TimingError::Margin { .. })));
+    }
+
+    #[test]
+    fn renewals_without_three_chances_are_refused_with_the_arithmetic() {
+        assert_eq!(
+            LeaseTiming::from_ms(100, 27, 20).check().unwrap_err().to_string(),
+            "renewal every 27 ms must be at most a third of lease 100 ms - margin 20 ms: (100 - 20) / 3 = 26.666666 ms"
+        );
+        assert_eq!(LeaseTiming::from_ms(100, 26, 20).check(), Ok(()));
+    }
+
+    #[test]
+    fn times_out_of_range_are_refused() {
+        assert!(matches!(LeaseTiming::from_ms(0, 20, 20).check(), Err(TimingError::Range { .. })));
+        assert!(matches!(LeaseTiming::from_ms(100, 0, 20).check(), Err(TimingError::Range { .. })));
+        assert!(matches!(LeaseTiming::from_ms(3_600_001, 20, 20).check(), Err(TimingError::Range { .. })));
+        let wild = LeaseTiming { rate_error_ppm: RATE_ERROR_PPM_MAX + 1, ..LeaseTiming::CALM };
+        assert!(matches!(wild.check(), Err(TimingError::RateError { .. })));
+    }
+
+    #[test]
+    fn a_longer_lease_of_the_record_is_waited_for_and_a_shorter_one_does_not_count() {
+        let timing = LeaseTiming::DEFAULT;
+        assert_eq!(timing.wait_ns(), 100_020_000);
+        assert_eq!(timing.wait_for_ns(1_000_000_000), 1_000_200_000);
+        assert_eq!(timing.wait_for_ns(1), timing.wait_ns());
+    }
+
+    proptest! {
+        /// The proof's inequality over clocks of any allowed rate: what the leader's clock makes of its lease, plus the
+        /// longest send, ends before the candidate's clock has made its wait.
+        #[test]
+        fn accepted_times_keep_the_intervals_apart(
+            lease_ns in 1_000_000_u64..10_000_000_000, margin_percent in 1_u64..60, send_percent in 0_u64..=100,
+            rate_error_ppm in 0_u32..=RATE_ERROR_PPM_MAX,
+        ) {
+            let margin_ns = lease_ns / 100 * margin_percent;
+            let send_ns_max = margin_ns / 100 * send_percent;
+            let renew_ns = (lease_ns - margin_ns) / 3;
+            let timing = LeaseTiming { lease_ns, renew_ns, margin_ns, send_ns_max, rate_error_ppm };
+            prop_assume!(timing.check().is_ok());
+            let rho = f64::from(rate_error_ppm) / 1e6;
+            let slow_leader_ends_ns = timing.deadline(MonoNs(0)).0 as f64 / (1.0 - rho) + send_ns_max as f64;
+            let fast_candidate_begins_ns = timing.wait_ns() as f64 / (1.0 + rho);
+            prop_assert!(slow_leader_ends_ns < fast_candidate_begins_ns);
+        }
+    }
+}
