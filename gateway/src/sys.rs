@@ -8,6 +8,9 @@ pub mod hardware_stamps;
 pub mod interfaces;
 #[cfg(test)]
 pub(crate) mod namespace;
+pub mod pidfd;
 pub mod poll;
+pub mod robust_mutex;
 pub mod scheduler;
+pub mod shared_words;
 pub mod socket_options;

@@ -1,0 +1,106 @@
+//! A process by descriptor: unlike its number it never comes to mean another one.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::Duration,
+};
+
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
+
+use super::poll;
+
+/// A process.
+#[derive(Debug)]
+pub struct PidFd(OwnedFd);
+
+impl PidFd {
+    /// The calling process.
+    ///
+    /// # Errors
+    /// Before Linux 5.3, or where a filter of system calls forbids it.
+    pub fn own() -> io::Result<Self> {
+        Self::of(getpid())
+    }
+
+    /// The process of that number: to be asked for by its parent, so that the number still means it.
+    ///
+    /// # Errors
+    /// When there is no such process; as [`Self::own`].
+    pub fn of(process: Pid) -> io::Result<Self> {
+        Ok(Self(pidfd_open(process, PidfdFlags::empty())?))
+    }
+
+    /// A descriptor that was handed over by process `sender`.
+    ///
+    /// # Errors
+    /// When it is no pidfd, or one of another process than its sender: what we may kill, its sender might not.
+    pub fn handed_over(descriptor: OwnedFd, sender: Pid) -> io::Result<Self> {
+        use std::os::fd::AsRawFd as _;
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd()))?;
+        let process = info.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse::<i32>().ok());
+        match process {
+            // -1: it has ended meanwhile, and can't be killed any more.
+            Some(process) if process == sender.as_raw_nonzero().get() || process == -1 => Ok(Self(descriptor)),
+            Some(process) => Err(io::Error::other(format!("a pidfd of process {process}, not of its sender"))),
+            None => Err(io::Error::other("not a pidfd")),
+        }
+    }
+
+    /// Kills the process, whatever state it is in. Done too when it has ended already.
+    ///
+    /// # Errors
+    /// When it may not be killed by us.
+    pub fn kill(&self) -> io::Result<()> {
+        match pidfd_send_signal(&self.0, Signal::KILL) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Waits for its end, at most `limit`. True: all of its threads have ended.
+    ///
+    /// # Errors
+    /// As poll(2).
+    pub fn wait_for_end(&self, limit: Duration) -> io::Result<bool> {
+        poll::readable([self.as_fd()], limit)
+    }
+}
+
+impl AsFd for PidFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::unix::process::ExitStatusExt as _, process::Command};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_process_is_killed_by_its_descriptor_and_only_once() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let process = PidFd::of(Pid::from_child(&child)).unwrap();
+        assert!(!process.wait_for_end(Duration::ZERO).unwrap());
+        process.kill().unwrap();
+        assert!(process.wait_for_end(PATIENCE).unwrap());
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+        process.kill().unwrap();
+    }
+
+    #[test]
+    fn a_descriptor_of_somebody_else_is_refused() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let of_child = PidFd::of(Pid::from_child(&child)).unwrap();
+        let text = PidFd::handed_over(of_child.0, getpid()).unwrap_err().to_string();
+        assert!(text.contains(&child.id().to_string()), "{text}");
+        PidFd::handed_over(PidFd::own().unwrap().0, getpid()).unwrap();
+        assert!(PidFd::handed_over(tempfile::tempfile().unwrap().into(), getpid()).is_err());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
