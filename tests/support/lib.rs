@@ -8,3 +8,4 @@ pub mod json;
 pub mod process;
 pub mod relay;
 pub mod site;
+pub mod stores;

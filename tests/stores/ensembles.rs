@@ -1,0 +1,66 @@
+//! The stores that other tests start are what those tests take them for.
+
+use std::{
+    fs,
+    net::{SocketAddrV4, TcpStream},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use mdgw_tests::{
+    process::PATIENCE,
+    stores::{Certificate, Ensemble, Store},
+};
+
+#[test]
+fn etcd_survives_the_loss_of_its_leader() {
+    survives_the_loss_of_its_leader(Store::Etcd);
+}
+
+#[test]
+fn zookeeper_survives_the_loss_of_its_leader() {
+    survives_the_loss_of_its_leader(Store::ZooKeeper);
+}
+
+#[test]
+fn nothing_is_left_of_a_store_whose_test_panicked() {
+    if !Store::EtcdTls.is_installed("nothing_is_left_of_a_store_whose_test_panicked") {
+        return;
+    }
+    let (tell, told) = std::sync::mpsc::channel::<(PathBuf, Vec<SocketAddrV4>)>();
+    let failing = thread::spawn(move || {
+        let ensemble = Ensemble::start(Store::EtcdTls, 1);
+        let certificate = ensemble.certificate(Certificate::Client);
+        assert!(fs::read_to_string(&certificate).is_ok_and(|text| text.contains("BEGIN CERTIFICATE")));
+        tell.send((certificate, ensemble.addresses())).expect("the test listens");
+        panic!("as a failing test does");
+    });
+    let (certificate, addresses) = told.recv().expect("the store starts");
+    assert!(failing.join().is_err());
+    assert!(!certificate.parent().is_some_and(Path::exists), "its directory is there");
+    assert!(addresses.iter().all(|address| TcpStream::connect(address).is_err()), "it runs");
+}
+
+fn survives_the_loss_of_its_leader(store: Store) {
+    if !store.is_installed("survives_the_loss_of_its_leader") {
+        return;
+    }
+    let mut ensemble = Ensemble::start(store, 3);
+    let old = ensemble.leader();
+    ensemble.kill(old);
+    ensemble.await_serving();
+    assert_ne!(ensemble.leader(), old);
+    ensemble.restart(old);
+    ensemble.await_serving();
+    let new = ensemble.leader();
+    // A stopped node keeps its connections and answers nobody; the others find a leader among themselves.
+    ensemble.pause(new);
+    let deadline = Instant::now() + PATIENCE;
+    while ensemble.leader() == new {
+        assert!(Instant::now() < deadline, "a stopped node leads on");
+        thread::sleep(Duration::from_millis(20));
+    }
+    ensemble.resume(new);
+    ensemble.await_serving();
+}

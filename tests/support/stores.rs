@@ -1,0 +1,275 @@
+//! Real stores, as an operator would run them: etcd and ZooKeeper in ensembles of one or three nodes, on loopback, with
+//! their data in a directory of their own. Nodes can be killed, stopped, started again, and set back to a backup.
+//! Everything ends and goes with the [`Ensemble`], by a panicking test too; should the test itself be killed, the kernel
+//! ends the nodes.
+
+mod etcd;
+mod server;
+mod zookeeper;
+
+use std::{
+    env, fs, io,
+    net::{Ipv4Addr, SocketAddrV4, TcpListener},
+    path::{Path, PathBuf},
+    process,
+    sync::atomic::{AtomicU16, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+pub use etcd::{PASSWORD, USER};
+use server::Server;
+
+use crate::{captures::say, process::PATIENCE};
+
+/// Which store, and whom it lets in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// etcd, from Debian's `etcd-server`; open to all.
+    Etcd,
+    /// The same for whoever has a certificate: see [`Ensemble::certificate`].
+    EtcdTls,
+    /// The same for [`USER`] with [`PASSWORD`], who may touch keys below `/mdgw/` alone.
+    EtcdPassword,
+    /// ZooKeeper, run from the jars of Debian's `libzookeeper-java`; open to all.
+    ZooKeeper,
+}
+
+/// A running store.
+#[derive(Debug)]
+pub struct Ensemble {
+    store: Store,
+    nodes: Vec<Server>,
+    directory: TempDir,
+}
+
+/// Data of all nodes at some moment. Goes with the ensemble.
+#[derive(Debug)]
+pub struct Backup(PathBuf);
+
+/// A file that opens a store of [`Store::EtcdTls`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Certificate {
+    /// The authority's.
+    Ca,
+    /// The client's.
+    Client,
+    /// The client's key.
+    ClientKey,
+}
+
+impl Store {
+    /// Whether it is installed. Where it isn't, a line says that `test` is skipped; in continuous integration (`CI` is
+    /// set) that is a failure.
+    ///
+    /// # Panics
+    /// When it isn't installed and `CI` is set.
+    #[must_use]
+    pub fn is_installed(self, test: &str) -> bool {
+        let (found, packages) = match self {
+            Self::ZooKeeper => (zookeeper::is_installed(), "libzookeeper-java and default-jre-headless"),
+            Self::Etcd | Self::EtcdTls | Self::EtcdPassword => (etcd::is_installed(), "etcd-server and openssl"),
+        };
+        if !found {
+            assert!(env::var_os("CI").is_none(), "{test}: {packages} must be installed here");
+            say(&format!("SKIPPED: {test}: {packages} (packages of Debian) are not installed"));
+        }
+        found
+    }
+}
+
+impl Ensemble {
+    /// Starts so many nodes and waits until they serve.
+    ///
+    /// # Panics
+    /// When they don't.
+    #[must_use]
+    pub fn start(store: Store, count: usize) -> Self {
+        // A port may be taken by somebody else between the search and the start.
+        for _ in 1..START_ATTEMPTS_MAX {
+            let mut ensemble = Self::new(store, count);
+            ensemble.nodes.iter_mut().for_each(Server::start);
+            if ensemble.serves(PATIENCE) {
+                return ensemble.opened();
+            }
+            assert!(ensemble.nodes.iter_mut().any(|node| !node.is_running()), "{}", ensemble.log());
+        }
+        let mut ensemble = Self::new(store, count);
+        ensemble.nodes.iter_mut().for_each(Server::start);
+        ensemble.await_serving();
+        ensemble.opened()
+    }
+
+    fn new(store: Store, count: usize) -> Self {
+        let directory = tempfile::Builder::new().prefix("store").tempdir().expect("a directory for the store");
+        let nodes = match store {
+            Store::ZooKeeper => zookeeper::nodes(directory.path(), count),
+            Store::Etcd | Store::EtcdPassword => etcd::nodes(directory.path(), count, None),
+            Store::EtcdTls => {
+                etcd::make_certificates(directory.path());
+                etcd::nodes(directory.path(), count, Some(directory.path()))
+            }
+        };
+        Self { store, nodes, directory }
+    }
+
+    fn opened(self) -> Self {
+        if self.store == Store::EtcdPassword {
+            etcd::ask_for_password(self.nodes[0].address);
+        }
+        self
+    }
+
+    /// Where clients find its nodes, in their order.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<SocketAddrV4> {
+        self.nodes.iter().map(|node| node.address).collect()
+    }
+
+    /// How many nodes it has.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// One of the files that [`Store::EtcdTls`] asks for.
+    #[must_use]
+    pub fn certificate(&self, which: Certificate) -> PathBuf {
+        self.directory.path().join(match which {
+            Certificate::Ca => etcd::CA,
+            Certificate::Client => etcd::CLIENT,
+            Certificate::ClientKey => etcd::CLIENT_KEY,
+        })
+    }
+
+    /// The node that the others follow.
+    ///
+    /// # Panics
+    /// When there is none for longer than [`PATIENCE`].
+    #[must_use]
+    pub fn leader(&self) -> usize {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(leader) = self.nodes.iter().position(|node| node.is_leader()) {
+                return leader;
+            }
+            assert!(Instant::now() < deadline, "no node leads\n{}", self.log());
+            thread::sleep(POLL);
+        }
+    }
+
+    /// Ends a node as a power cut would.
+    pub fn kill(&mut self, node: usize) {
+        self.nodes[node].kill();
+    }
+
+    /// Stops a node where it stands: its connections stay, and nothing is answered.
+    pub fn pause(&self, node: usize) {
+        self.nodes[node].pause();
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self, node: usize) {
+        self.nodes[node].resume();
+    }
+
+    /// Starts a killed node again on its data.
+    pub fn restart(&mut self, node: usize) {
+        self.nodes[node].start();
+    }
+
+    /// Waits until all running nodes serve.
+    ///
+    /// # Panics
+    /// When that takes longer than [`PATIENCE`].
+    pub fn await_serving(&mut self) {
+        assert!(self.serves(PATIENCE), "the store does not serve\n{}", self.log());
+    }
+
+    /// Copies the data of all nodes, which are killed for it and started again.
+    ///
+    /// # Panics
+    /// When they can't be copied, or don't serve again.
+    pub fn back_up(&mut self) -> Backup {
+        let to = self.directory.path().join("backup");
+        self.nodes.iter_mut().for_each(Server::kill);
+        for (index, node) in self.nodes.iter().enumerate() {
+            copy(&node.data, &to.join(index.to_string())).expect("data can be copied");
+        }
+        self.nodes.iter_mut().for_each(Server::start);
+        self.await_serving();
+        Backup(to)
+    }
+
+    /// Puts an earlier state in the place of the present one, as an operator does after a disaster.
+    ///
+    /// # Panics
+    /// When it can't be copied, or the nodes don't serve it.
+    pub fn restore(&mut self, backup: &Backup) {
+        self.nodes.iter_mut().for_each(Server::kill);
+        for (index, node) in self.nodes.iter().enumerate() {
+            fs::remove_dir_all(&node.data).expect("data can be removed");
+            copy(&backup.0.join(index.to_string()), &node.data).expect("data can be copied");
+        }
+        self.nodes.iter_mut().for_each(Server::start);
+        self.await_serving();
+    }
+
+    /// Whether all running nodes serve before so long; given up at once when one of them ends.
+    fn serves(&mut self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        loop {
+            let mut started = self.nodes.iter_mut().filter(|node| node.is_started());
+            if started.all(|node| node.is_serving()) {
+                return true;
+            }
+            let has_lost = self.nodes.iter_mut().any(|node| node.is_started() && !node.is_running());
+            if has_lost || Instant::now() > deadline {
+                return false;
+            }
+            thread::sleep(POLL);
+        }
+    }
+
+    /// The ends of what its nodes wrote, for messages.
+    fn log(&self) -> String {
+        self.nodes.iter().map(Server::log_end).collect()
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}
+
+/// A port of loopback that nobody uses now, below those that the kernel gives to connections.
+fn free_address() -> SocketAddrV4 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    // Tests in several processes begin at different places.
+    let begin = u16::try_from(process::id() % 100 * 200).expect("below 20,000");
+    for _ in 0..PORT_COUNT {
+        let offset = begin.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % PORT_COUNT;
+        let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, PORT_MIN + offset);
+        if TcpListener::bind(address).is_ok() {
+            return address;
+        }
+    }
+    panic!("all of {PORT_COUNT} ports are in use");
+}
+
+const PORT_MIN: u16 = 12_000;
+const PORT_COUNT: u16 = 20_000;
+const START_ATTEMPTS_MAX: usize = 3;
+/// Between two looks at a state that nobody announces.
+const POLL: Duration = Duration::from_millis(20);
