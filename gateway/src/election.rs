@@ -14,6 +14,7 @@
 //! - [`identity`], [`fitness`]: who stands, and how well it is.
 //! - [`record`], [`register`]: the versioned record that decides, and the three operations a store must offer.
 //! - [`peer`]: what gateways of one group say to each other beside the store.
+//! - [`auth`]: the shared key and what proves that a message is authentic and new.
 //! - [`latch`]: the face towards the gateway, after the pattern that is known as leader latch.
 //!
 //! Invariants:
@@ -22,6 +23,7 @@
 //! - A deadline counts from when a request was *sent*; what has an unknown outcome never moves it.
 //! - What once was lost is never revived: leadership is a function of the record, not of a sequence of events.
 
+pub mod auth;
 pub mod core;
 pub mod fitness;
 pub mod identity;

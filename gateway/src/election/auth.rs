@@ -1,0 +1,328 @@
+//! Who may speak: messages between gateways, witnesses and sentinels carry an HMAC-SHA256 (RFC 2104, FIPS 180-4) under
+//! a key that all of them share. Nothing is encrypted: positions and epochs are no secrets, to forge them is the danger.
+//!
+//! A tag proves that somebody with the key wrote the bytes, once. That they were written *now* is shown otherwise:
+//! - an answer repeats the [`Nonce`] or number of a question that still waits;
+//! - on a connection, [`Conversation`] ties each message to both ends' nonces and to its number.
+
+use std::{
+    fmt,
+    fs::File,
+    io::{self, Read},
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use sha2::Sha256;
+
+/// The key of one deployment. Never shown.
+#[derive(Clone)]
+pub struct SharedKey(Hmac<Sha256>);
+
+/// Bytes of a tag: HMAC-SHA256, not shortened.
+pub const TAG_BYTES: usize = 32;
+
+/// Proof that somebody with the key wrote something.
+pub type Tag = [u8; TAG_BYTES];
+
+/// What a tag is for: stands in front of the bytes that it covers, so that what was written for one purpose proves
+/// nothing for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Between candidates and voters.
+    Vote,
+    /// On a connection between two gateways.
+    PairLink,
+    /// That a process has ended.
+    DeathNotice,
+}
+
+impl SharedKey {
+    /// Of these bytes.
+    #[must_use]
+    pub fn new(bytes: &[u8; KEY_BYTES]) -> Self {
+        Self(Hmac::new_from_slice(bytes).unwrap_or_else(|_| unreachable!("HMAC takes keys of any length")))
+    }
+
+    /// From a file that holds 64 hexadecimal digits and that only its owner may read.
+    ///
+    /// # Errors
+    /// When it can't be read, others could read or change it, or it holds anything else.
+    pub fn load(path: &Path) -> Result<Self, KeyError> {
+        let io_error = |source| KeyError::Io { path: path.to_owned(), source };
+        let mut file = File::open(path).map_err(io_error)?;
+        // Of the file that was opened, not of what may stand under its name by now.
+        let metadata = file.metadata().map_err(io_error)?;
+        if !metadata.is_file() {
+            return Err(KeyError::Form { path: path.to_owned(), what: "it is no plain file".to_owned() });
+        }
+        let mode = metadata.mode() & 0o777;
+        if mode & 0o077 != 0 {
+            return Err(KeyError::Open { path: path.to_owned(), mode });
+        }
+        let mut text = String::new();
+        file.by_ref().take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(io_error)?;
+        let bytes = parse(&text).map_err(|what| KeyError::Form { path: path.to_owned(), what })?;
+        Ok(Self::new(&bytes))
+    }
+
+    /// The tag over `parts`, one after the other. Where one part ends and the next begins is not covered: either all but
+    /// one have fixed lengths, or lengths stand in them.
+    #[must_use]
+    pub fn tag(&self, purpose: Purpose, parts: &[&[u8]]) -> Tag {
+        self.over(purpose, parts).finalize().into_bytes().into()
+    }
+
+    /// Whether `tag` is the one over `parts`. Takes the same time whatever differs.
+    #[must_use]
+    pub fn is_tag(&self, purpose: Purpose, parts: &[&[u8]], tag: &Tag) -> bool {
+        self.over(purpose, parts).verify_slice(tag).is_ok()
+    }
+
+    fn over(&self, purpose: Purpose, parts: &[&[u8]]) -> Hmac<Sha256> {
+        let mut mac = self.0.clone();
+        mac.update(purpose.label());
+        for part in parts {
+            mac.update(part);
+        }
+        mac
+    }
+}
+
+impl fmt::Debug for SharedKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SharedKey")
+    }
+}
+
+impl Purpose {
+    /// All of one length, so that none is the beginning of another and its bytes.
+    fn label(self) -> &'static [u8; 16] {
+        match self {
+            Self::Vote => b"mdgw vote      1",
+            Self::PairLink => b"mdgw pair      1",
+            Self::DeathNotice => b"mdgw death     1",
+        }
+    }
+}
+
+/// Why there is no key.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// The operating system refused.
+    #[error("read key file {}: {source}; a new key: (umask 077; openssl rand -hex 32 > {})", path.display(), path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+    /// Others than its owner may read or change it.
+    #[error("key file {}: mode {mode:o} lets others than its owner in: chmod 600 {}", path.display(), path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// It holds no key.
+    #[error(
+        "key file {}: {what}; expected {} hexadecimal digits, such as openssl rand -hex {KEY_BYTES} prints",
+        path.display(), 2 * KEY_BYTES
+    )]
+    Form {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it; nothing of its content.
+        what: String,
+    },
+}
+
+/// Drawn by chance, never twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Nonce(pub [u8; 16]);
+
+impl Nonce {
+    /// From the kernel's random numbers.
+    ///
+    /// # Errors
+    /// When they can't be had.
+    pub fn random() -> io::Result<Self> {
+        let mut bytes = [0; 16];
+        File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+        Ok(Self(bytes))
+    }
+
+    /// Its first 64 bits, for where those do.
+    #[must_use]
+    pub fn number(self) -> u64 {
+        let [number, ..] = self.0.as_chunks().0 else { return 0 };
+        u64::from_le_bytes(*number)
+    }
+}
+
+/// One end of a connection: each end draws a nonce and tells it the other in the clear; from then on every message has a
+/// tag over both nonces and its number. So nothing can be brought in from another connection, another moment of this
+/// one, or from the other direction. Loss is allowed (numbers may be skipped), repetition and reordering are not.
+#[derive(Debug)]
+pub struct Conversation {
+    key: SharedKey,
+    purpose: Purpose,
+    ours: Nonce,
+    theirs: Nonce,
+    sent: u64,
+    received: u64,
+}
+
+impl Conversation {
+    /// Begins one. `None` when both nonces are the same: somebody sends us our own.
+    #[must_use]
+    pub fn new(key: SharedKey, purpose: Purpose, ours: Nonce, theirs: Nonce) -> Option<Self> {
+        (ours != theirs).then_some(Self { key, purpose, ours, theirs, sent: 0, received: 0 })
+    }
+
+    /// Number and tag for the next message out.
+    pub fn seal(&mut self, message: &[u8]) -> (u64, Tag) {
+        self.sent += 1;
+        let number = self.sent.to_le_bytes();
+        (self.sent, self.key.tag(self.purpose, &[&self.ours.0, &self.theirs.0, &number, message]))
+    }
+
+    /// Whether the other end wrote this, in this conversation, and it comes for the first time.
+    ///
+    /// # Errors
+    /// When it didn't, or it comes again.
+    pub fn open(&mut self, number: u64, message: &[u8], tag: &Tag) -> Result<(), Unauthentic> {
+        let parts: [&[u8]; 4] = [&self.theirs.0, &self.ours.0, &number.to_le_bytes(), message];
+        if !self.key.is_tag(self.purpose, &parts, tag) {
+            return Err(Unauthentic::Forged);
+        }
+        if number <= self.received {
+            return Err(Unauthentic::Replayed);
+        }
+        self.received = number;
+        Ok(())
+    }
+}
+
+/// Why a message is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unauthentic {
+    /// Its tag is not over these bytes under our key.
+    #[error("not written with our key")]
+    Forged,
+    /// It was here before, or one after it was.
+    #[error("came before")]
+    Replayed,
+}
+
+/// Bytes of a key.
+pub const KEY_BYTES: usize = 32;
+/// More than a key with white space around it.
+const FILE_BYTES_MAX: u64 = 1 << 10;
+
+fn parse(text: &str) -> Result<[u8; KEY_BYTES], String> {
+    let digits = text.trim_ascii().as_bytes();
+    if digits.len() != 2 * KEY_BYTES {
+        return Err(format!("it holds {} characters", digits.len()));
+    }
+    let mut bytes = [0; KEY_BYTES];
+    for (byte, pair) in bytes.iter_mut().zip(digits.as_chunks::<2>().0) {
+        let [high, low] = pair.map(|digit| char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok()));
+        let (Some(high), Some(low)) = (high, low) else { return Err("not all of it are digits".to_owned()) };
+        *byte = high << 4 | low;
+    }
+    if bytes == [0; KEY_BYTES] {
+        return Err("all digits are zero".to_owned());
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt as _};
+
+    use super::*;
+
+    #[test]
+    fn tags_are_those_of_the_published_algorithm() {
+        // The same as: printf 'mdgw vote      1abc' | openssl dgst -sha256 -mac HMAC -macopt hexkey:0b0b…0b (32 bytes)
+        let tag = SharedKey::new(&[0x0b; 32]).tag(Purpose::Vote, &[b"a", b"bc"]);
+        let hex: String = tag.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, VECTOR);
+    }
+
+    #[test]
+    fn any_changed_bit_key_or_purpose_is_found() {
+        let key = SharedKey::new(&[1; 32]);
+        let tag = key.tag(Purpose::Vote, &[b"message"]);
+        assert!(key.is_tag(Purpose::Vote, &[b"message"], &tag));
+        assert!(!key.is_tag(Purpose::PairLink, &[b"message"], &tag));
+        assert!(!SharedKey::new(&[2; 32]).is_tag(Purpose::Vote, &[b"message"], &tag));
+        assert!(!key.is_tag(Purpose::Vote, &[b"massage"], &tag));
+        for bit in 0..TAG_BYTES * 8 {
+            let mut damaged = tag;
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(!key.is_tag(Purpose::Vote, &[b"message"], &damaged), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_others_can_read_or_that_is_none_is_refused_with_the_remedy() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("key");
+        let load = |text: &str, mode| {
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            SharedKey::load(&path)
+        };
+        let missing = SharedKey::load(&path).unwrap_err().to_string();
+        assert!(missing.contains("openssl rand -hex 32"), "{missing}");
+        let digits = "0a".repeat(32);
+        let key = load(&format!("{digits}\n"), 0o600).unwrap();
+        assert_eq!(key.tag(Purpose::Vote, &[]), SharedKey::new(&[10; 32]).tag(Purpose::Vote, &[]));
+        for mode in [0o640, 0o604, 0o620, 0o602] {
+            let refused = load(&digits, mode).unwrap_err().to_string();
+            assert!(refused.contains("chmod 600"), "{refused}");
+        }
+        for text in ["", "0a", &"0x".repeat(32), &"0a".repeat(33), &"00".repeat(32), &"é".repeat(32)] {
+            let refused = load(text, 0o600).unwrap_err();
+            assert!(matches!(refused, KeyError::Form { .. }), "{text:?}");
+            assert!(text.len() < 4 || !refused.to_string().contains(text), "a key is never shown");
+        }
+        let refused = SharedKey::load(directory.path()).unwrap_err();
+        assert!(matches!(refused, KeyError::Form { .. } | KeyError::Open { .. }), "{refused}");
+    }
+
+    /// Both ends of a connection.
+    fn ends() -> [Conversation; 2] {
+        let (key, a, b) = (SharedKey::new(&[1; 32]), Nonce([1; 16]), Nonce([2; 16]));
+        [(a, b), (b, a)].map(|(ours, theirs)| Conversation::new(key.clone(), Purpose::PairLink, ours, theirs).unwrap())
+    }
+
+    #[test]
+    fn a_message_is_taken_once_in_order_and_only_by_the_other_end() {
+        let [mut a, mut b] = ends();
+        let (first, first_tag) = a.seal(b"one");
+        let (second, second_tag) = a.seal(b"two");
+        assert_eq!(a.open(first, b"one", &first_tag), Err(Unauthentic::Forged), "sent back to its writer");
+        assert_eq!(b.open(second, b"one", &first_tag), Err(Unauthentic::Forged), "under another number");
+        assert_eq!(b.open(first, b"one", &first_tag), Ok(()));
+        assert_eq!(b.open(first, b"one", &first_tag), Err(Unauthentic::Replayed));
+        assert_eq!(b.open(second, b"two", &second_tag), Ok(()));
+        assert_eq!(b.open(first, b"one", &first_tag), Err(Unauthentic::Replayed), "an older one");
+        let other = Nonce([3; 16]);
+        let mut later = Conversation::new(b.key.clone(), Purpose::PairLink, other, a.ours).unwrap();
+        assert_eq!(later.open(second, b"two", &second_tag), Err(Unauthentic::Forged), "on another connection");
+    }
+
+    #[test]
+    fn our_own_nonce_sent_back_begins_no_conversation() {
+        let nonce = Nonce::random().unwrap();
+        assert!(Conversation::new(SharedKey::new(&[1; 32]), Purpose::PairLink, nonce, nonce).is_none());
+        assert_ne!(nonce, Nonce::random().unwrap());
+    }
+
+    const VECTOR: &str = "a1df171aa91af526159a18082b40a04ff36ab2dfa10ba9a2f5ba8c4dcee53c7a";
+}
