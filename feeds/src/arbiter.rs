@@ -601,6 +601,15 @@ impl Arbiter {
         is_confirmed
     }
 
+    /// A packet that was refused for its jump is believed after all and will be accepted again: it was not dropped.
+    pub fn take_back_jump(&mut self, line: Line) {
+        self.drops.take_back(DropReason::SequenceJump);
+        if let Some(line) = self.lines.get_mut(line) {
+            line.refused_packets = line.refused_packets.saturating_sub(1);
+            line.packets = line.packets.saturating_sub(1);
+        }
+    }
+
     fn refuse(&mut self, line: Line, reason: DropReason) -> Result<(), DropReason> {
         self.drops.count(reason);
         if let Some(line) = self.lines.get_mut(line) {

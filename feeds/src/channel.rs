@@ -1,6 +1,6 @@
 //! One channel from datagram to records: what the gateway, the offline replay and the bench drive.
 
-use std::cmp::Ordering;
+use std::{cmp::Ordering, fmt};
 
 use dbn::enums::rtype;
 use zerocopy::IntoBytes;
@@ -100,6 +100,19 @@ impl SchemaSet {
         }
     }
 
+    /// What a channel of that feed can publish: whatever its messages tell enough for.
+    #[must_use]
+    pub fn of_feed(feed: Feed) -> Self {
+        let all = Self::NAMES.into_iter().fold(Self::default(), |all, (schema, _)| all.with(schema));
+        match feed {
+            Feed::NasdaqItch | Feed::BxItch | Feed::PsxItch => all,
+            // No single orders.
+            Feed::IexDeep => all.without(Self::MBO),
+            // The best level alone; as mbo, it is a pair of records that are marked as top of book.
+            Feed::IexTops => all.without(Self::MBP_10),
+        }
+    }
+
     /// The schema of that name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
@@ -128,10 +141,28 @@ impl SchemaSet {
         Self(self.0 | other.0)
     }
 
+    /// What is in here and not in `other`.
+    #[must_use]
+    pub fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
     /// Whether all of `other` is in here.
     #[must_use]
     pub fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
+    }
+}
+
+/// Names, separated by commas.
+impl fmt::Display for SchemaSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = Self::NAMES.into_iter().filter(|(schema, _)| self.contains(*schema)).map(|(_, name)| name);
+        for (index, name) in names.enumerate() {
+            f.write_str(if index == 0 { "" } else { ", " })?;
+            f.write_str(name)?;
+        }
+        Ok(())
     }
 }
 
@@ -582,6 +613,7 @@ impl<C: Core> StraightLine<C> {
         let doubtful = std::mem::replace(&mut self.doubtful, Ahead::with_room(0));
         let Some((line, ts_recv, bytes)) = doubtful.get(0) else { return };
         let Ok(packet) = C::Transport::parse(bytes) else { return };
+        self.arbiter.take_back_jump(line);
         self.arbitrate(sink, |arbiter, mut deliver| arbiter.give_up_before(packet.first, MonoNs(0), &mut deliver));
         self.accept_one(Datagram { line, bytes, ts_recv }, MonoNs(0), sink);
     }

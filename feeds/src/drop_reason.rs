@@ -134,6 +134,13 @@ impl DropCounts {
         }
     }
 
+    /// One less: what was refused is used after all.
+    pub fn take_back(&mut self, reason: DropReason) {
+        if let Some(slot) = self.0.get_mut(reason as usize) {
+            *slot = slot.saturating_sub(1);
+        }
+    }
+
     /// How often that reason applied.
     #[must_use]
     pub fn get(&self, reason: DropReason) -> u64 {

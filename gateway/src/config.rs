@@ -9,6 +9,7 @@
 pub mod error;
 pub mod explain;
 pub mod file;
+pub mod host;
 pub mod limits;
 pub mod memory;
 pub mod reload;

@@ -1,10 +1,12 @@
-//! `mdgw check`: what a configuration would run, or what is wrong with it.
+//! `mdgw check`: what a configuration would run, or what is wrong with it. The answer is no where it could not run on
+//! this host.
 
 use std::{fmt::Write as _, path::PathBuf};
 
 use crate::config::{
     Resolved,
-    explain::{Host, explain, headline, warnings},
+    explain::{explain, headline},
+    host::{Findings, Host},
 };
 
 use super::{Outcome, print};
@@ -20,16 +22,19 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let config = Resolved::load(&args.config)?;
-    let host = Host::this(&config);
-    let mut text = headline(&args.config, warnings(&config, &host).len());
+    let findings = Host::this(&config).findings(&config);
+    let mut text = headline(&args.config, &findings);
     text.push('\n');
-    explain(&config, &host, &mut text)?;
+    explain(&config, &mut text)?;
     if args.all {
         text.push_str("\nin force:\n");
         for (key, value) in config.settings() {
             writeln!(text, "  {key} = {value}")?;
         }
     }
+    if findings != Findings::default() {
+        write!(text, "\n{findings}")?;
+    }
     print(&text)?;
-    Ok(Outcome::Done)
+    Ok(if findings.faults.is_empty() { Outcome::Done } else { Outcome::No })
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use mdgw_feeds::identity::ChannelId;
+use mdgw_feeds::{identity::ChannelId, time::UnixNs};
 
 use super::{Outcome, print, warn};
 use crate::report::{Report, hgrm, html, json, table};
@@ -32,6 +32,13 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let report = Report::of(&read(&args.logs)?, args.channel.map(ChannelId));
+    report.damage.iter().take(DAMAGE_SHOWN_MAX).for_each(|damage| warn(&damage.to_string()));
+    if report.end == UnixNs(0) {
+        // Without an interval there is no time that a report could be of.
+        let channel = args.channel.map_or_else(String::new, |channel| format!(" of channel {channel}"));
+        let logs: Vec<String> = args.logs.iter().map(|path| path.display().to_string()).collect();
+        bail!("report: no interval{channel} in {}", logs.join(", "));
+    }
     let mut text = String::new();
     if args.json {
         text = json::value(&report).to_string();
@@ -49,11 +56,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         hgrm::write_all(&report, directory).with_context(|| format!("write to {}", directory.display()))?;
     }
     if !report.damage.is_empty() {
-        report.damage.iter().take(DAMAGE_SHOWN_MAX).for_each(|damage| warn(&damage.to_string()));
-        bail!("{} damaged lines; the rest is reported", report.damage.len());
-    }
-    if let (Some(channel), true) = (args.channel, report.channels.is_empty()) {
-        bail!("no log has anything of channel {channel}");
+        let lines = if report.damage.len() == 1 { "line" } else { "lines" };
+        bail!("report: {} damaged {lines}; the rest is reported", report.damage.len());
     }
     Ok(Outcome::Done)
 }

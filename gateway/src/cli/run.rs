@@ -145,6 +145,9 @@ fn summary(report: &GatewayReport) -> anyhow::Result<String> {
         if channel.book_faults > 0 {
             writeln!(text, "  book faults: {}", channel.book_faults)?;
         }
+        if channel.counters.trades_broken > 0 {
+            writeln!(text, "  trades that the venue took back: {}", channel.counters.trades_broken)?;
+        }
     }
     if report.kernel_drops > 0 {
         writeln!(text, "dropped by the kernel for want of room in sockets: {}", report.kernel_drops)?;

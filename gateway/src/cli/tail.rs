@@ -1,7 +1,9 @@
 //! `mdgw tail`: receives what a gateway publishes.
 
+mod row;
+
 use std::{
-    fmt::Write as _,
+    collections::BTreeMap,
     net::{Ipv4Addr, SocketAddrV4},
     path::PathBuf,
     sync::{
@@ -19,7 +21,7 @@ use dbn::{
 use mdgw_feeds::{
     channel::SchemaSet,
     edge::Handed,
-    identity::{ChannelId, GroupId},
+    identity::{ChannelId, GroupId, Sequence},
     time::TradingDate,
 };
 use mdgw_subscriber::{Item, LineAddress, Output, ReceiverConfig, RecordEdges, Start, Subscriber, SubscriberConfig};
@@ -73,7 +75,7 @@ pub(super) struct Args {
     /// End after so many records.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
-    /// End when nothing new has come for so long after the first record.
+    /// End when nothing new has come for so long, counted from the start.
     #[arg(long, value_name = "S")]
     exit_idle_s: Option<f64>,
     /// End when every channel's session has ended.
@@ -105,7 +107,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         if tail.items != seen {
             (seen, last_new) = (tail.items, Instant::now());
         }
-        let idle = args.exit_idle_s.filter(|_| seen > 0).map(Duration::from_secs_f64);
+        let idle = args.exit_idle_s.map(Duration::from_secs_f64);
         if idle.is_some_and(|idle| last_new.elapsed() >= idle) {
             break;
         }
@@ -132,6 +134,8 @@ struct Tail {
     date: Option<TradingDate>,
     writer: Option<DbnFileWriter>,
     is_json: bool,
+    /// What instruments are called, by channel and number.
+    symbols: BTreeMap<(ChannelId, u32), String>,
     /// Everything that came, to tell silence from activity.
     items: u64,
     records: u64,
@@ -163,6 +167,7 @@ impl Tail {
             date: args.date,
             writer,
             is_json: args.json,
+            symbols: BTreeMap::new(),
             items: 0,
             records: 0,
             gaps: 0,
@@ -215,19 +220,23 @@ impl Tail {
     fn records_of(&mut self, output: &Output<'_>) -> anyhow::Result<()> {
         // Definitions told again at a late start name instruments; as records they stand at their own place.
         let is_again = matches!(output.item, Item::Definition { .. });
-        let Self { edges, writer, schemas, records, is_json, .. } = self;
+        let Self { edges, writer, schemas, records, is_json, symbols, .. } = self;
         let mut outcome = Ok(());
+        let mut index = 0;
         edges.deliver(output, |handed| {
             if outcome.is_err() {
                 return;
             }
             match handed {
                 Handed::Mapping { id, symbol } => {
+                    symbols.insert((output.channel, id.0), String::from_utf8_lossy(symbol).into_owned());
                     if let Some(writer) = writer {
                         writer.mapping(symbol, id, output.session.date);
                     }
                 }
                 Handed::Record { rtype, bytes } => {
+                    let position = index;
+                    index += 1;
                     let schema = SchemaSet::of_rtype(rtype);
                     let is_wanted = schema.is_some_and(|schema| schemas.is_none_or(|wanted| wanted.contains(schema)));
                     if !is_wanted || is_again {
@@ -236,7 +245,8 @@ impl Tail {
                     *records += 1;
                     outcome = match writer {
                         Some(writer) => writer.record(bytes).context("write records"),
-                        None => show(bytes, *is_json),
+                        None if *is_json => show_json(output, position, bytes),
+                        None => show(output, position, symbols, *records == 1, bytes),
                     };
                 }
             }
@@ -281,19 +291,47 @@ impl Tail {
     }
 }
 
-/// One record for people, or as JSON.
-fn show(record: &[u8], is_json: bool) -> anyhow::Result<()> {
+/// One record as a line of the table, the first one under its heading.
+fn show(
+    output: &Output<'_>,
+    index: u64,
+    symbols: &BTreeMap<(ChannelId, u32), String>,
+    is_first: bool,
+    record: &[u8],
+) -> anyhow::Result<()> {
     let mut decoder = RecordDecoder::new(record);
     let Some(record) = decoder.decode_record_ref().context("read a record")? else { return Ok(()) };
-    let mut text = String::new();
-    if is_json {
-        let mut bytes = Vec::new();
-        dbn::encode::json::Encoder::new(&mut bytes, false, true, true)
-            .encode_record_ref(record)
-            .context("write a record as JSON")?;
-        text = String::from_utf8(bytes).context("write a record as JSON")?;
-    } else {
-        writeln!(text, "{:?}", record.as_enum().context("read a record")?)?;
-    }
+    let symbol = symbols.get(&(output.channel, record.header().instrument_id)).map(String::as_str);
+    let Output { channel, session, .. } = *output;
+    let name = row::Name { channel, session, sequence: sequence(output), index, symbol };
+    let mut text = if is_first { row::HEADING.to_owned() } else { String::new() };
+    row::write(&name, record, &mut text)?;
     print(&text)
+}
+
+/// One record as an object on a line, after the name that it was published under.
+fn show_json(output: &Output<'_>, index: u64, record: &[u8]) -> anyhow::Result<()> {
+    let mut decoder = RecordDecoder::new(record);
+    let Some(record) = decoder.decode_record_ref().context("read a record")? else { return Ok(()) };
+    let mut bytes = Vec::new();
+    dbn::encode::json::Encoder::new(&mut bytes, false, true, true)
+        .encode_record_ref(record)
+        .context("write a record as JSON")?;
+    let text = String::from_utf8(bytes).context("write a record as JSON")?;
+    let (channel, session) = (output.channel.0, output.session);
+    let name = format!(
+        "\"channel\":{channel},\"session\":\"{session}\",\"input_sequence\":{},\"index\":{index}",
+        sequence(output).0
+    );
+    print(&text.replacen('{', &format!("{{{name},"), 1))
+}
+
+/// The input sequence that an item with records is named by.
+fn sequence(output: &Output<'_>) -> Sequence {
+    match output.item {
+        Item::Message { header, .. } | Item::Definition { header, .. } | Item::Snapshot { header, .. } => {
+            Sequence(header.sequence.get())
+        }
+        _ => Sequence(0),
+    }
 }

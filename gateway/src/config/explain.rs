@@ -2,103 +2,23 @@
 
 use std::{
     fmt::{self, Write},
-    fs,
-    net::{Ipv4Addr, UdpSocket},
     path::Path,
 };
 
 use mdgw_feeds::channel::SchemaSet;
 
 use super::{
-    resolved::{
-        ChannelSetup, Interface, OutputConfig, PROMOTION_POLICIES, PoolConfig, Resolved, Threads, WAIT_POLICIES,
-    },
+    host::Findings,
+    resolved::{ChannelSetup, OutputConfig, PROMOTION_POLICIES, PoolConfig, Resolved, WAIT_POLICIES},
     settings::name_of,
 };
-use crate::{net::sockets::Stamps, sys::affinity::usable_cores};
-
-/// What this host has of what a configuration asks for.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Host {
-    /// Names of its network interfaces.
-    pub interfaces: Vec<String>,
-    /// Addresses, of those asked about, that are its own.
-    pub addresses: Vec<Ipv4Addr>,
-    /// Cores that this process may use.
-    pub cores: Vec<usize>,
-    /// `net.core.rmem_max`, bytes; `None` where it can't be read.
-    pub receive_buffer_bytes_max: Option<usize>,
-}
-
-impl Host {
-    /// This one.
-    #[must_use]
-    pub fn this(config: &Resolved) -> Self {
-        let names = fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
-        let rmem_max = fs::read_to_string("/proc/sys/net/core/rmem_max").ok();
-        Self {
-            interfaces: names.filter_map(|entry| entry.file_name().into_string().ok()).collect(),
-            // A socket can be bound to an address exactly if it is one of the host's.
-            addresses: interfaces(config)
-                .filter_map(|interface| if let Interface::Address(address) = interface { Some(*address) } else { None })
-                .filter(|address| UdpSocket::bind((*address, 0)).is_ok())
-                .collect(),
-            cores: usable_cores(),
-            receive_buffer_bytes_max: rmem_max.and_then(|text| text.trim().parse().ok()),
-        }
-    }
-
-    fn has(&self, interface: &Interface) -> bool {
-        match interface {
-            Interface::Name(name) => self.interfaces.contains(name),
-            Interface::Address(address) => self.addresses.contains(address),
-        }
-    }
-}
-
-/// Warnings of the configuration itself, and what this host lacks for it.
-#[must_use]
-pub fn warnings(config: &Resolved, host: &Host) -> Vec<String> {
-    let mut warnings = config.warnings.clone();
-    let mut missing: Vec<&Interface> = interfaces(config).filter(|interface| !host.has(interface)).collect();
-    missing.sort_by_key(|interface| interface.to_string());
-    missing.dedup();
-    warnings.extend(missing.into_iter().map(|interface| format!("interface {interface} is not on this host")));
-    for pool in &config.pools {
-        let Threads::Pinned(cores) = &pool.threads else { continue };
-        for core in cores.iter().filter(|core| !host.cores.contains(core)) {
-            warnings.push(format!(
-                "core {core} of pool {} is not usable here (usable: {:?}); the gateway would refuse to start",
-                pool.name, host.cores
-            ));
-        }
-    }
-    if let Some(max) = host.receive_buffer_bytes_max {
-        for channel in &config.channels {
-            for line in channel.lines.iter().filter(|line| line.receive_buffer_bytes > max) {
-                warnings.push(format!(
-                    "line {} of channel {}: the kernel caps receive buffers at {} (net.core.rmem_max), {} are asked for; see ops/sysctl",
-                    line.line,
-                    channel.name,
-                    Bytes(max as u64),
-                    Bytes(line.receive_buffer_bytes as u64),
-                ));
-            }
-        }
-    }
-    if let Some(directory) = config.gateway.state_file.parent().filter(|path| !path.as_os_str().is_empty())
-        && !directory.is_dir()
-    {
-        warnings.push(format!("directory {} of the state file does not exist", directory.display()));
-    }
-    warnings
-}
+use crate::net::sockets::Stamps;
 
 /// Writes what would run.
 ///
 /// # Errors
 /// What `out` says.
-pub fn explain(config: &Resolved, host: &Host, out: &mut impl Write) -> fmt::Result {
+pub fn explain(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     let gateway = &config.gateway;
     writeln!(out, "gateway      node {}, epochs in {}", gateway.node, gateway.state_file.display())?;
     write!(
@@ -122,12 +42,7 @@ pub fn explain(config: &Resolved, host: &Host, out: &mut impl Write) -> fmt::Res
         explain_output(config, output, out)?;
     }
     explain_services(config, out)?;
-    explain_memory(config, out)?;
-    let warnings = warnings(config, host);
-    if !warnings.is_empty() {
-        writeln!(out)?;
-    }
-    warnings.iter().try_for_each(|warning| writeln!(out, "warning: {warning}"))
+    explain_memory(config, out)
 }
 
 fn explain_pool(config: &Resolved, index: usize, pool: &PoolConfig, out: &mut impl Write) -> fmt::Result {
@@ -268,23 +183,21 @@ fn explain_memory(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     rows.into_iter().try_for_each(|(name, bytes)| writeln!(out, "  {name:<20} {:>10}", Bytes(bytes).to_string()))
 }
 
-fn interfaces(config: &Resolved) -> impl Iterator<Item = &Interface> {
-    let inputs = config.channels.iter().flat_map(|channel| &channel.lines).map(|line| &line.interface);
-    inputs.chain(config.outputs.iter().flat_map(|output| &output.lines).map(|line| &line.interface))
-}
-
 /// The file as messages name it, with what stands in it.
 #[must_use]
-pub fn headline(path: &Path, warning_count: usize) -> String {
-    match warning_count {
-        0 => format!("{}: in order\n", path.display()),
-        1 => format!("{}: in order, 1 warning\n", path.display()),
-        count => format!("{}: in order, {count} warnings\n", path.display()),
-    }
+pub fn headline(path: &Path, findings: &Findings) -> String {
+    let count = |count: usize, noun: &str| match count {
+        0 => String::new(),
+        1 => format!(", 1 {noun}"),
+        count => format!(", {count} {noun}s"),
+    };
+    let verdict = if findings.faults.is_empty() { "in order" } else { "cannot run on this host" };
+    let (faults, warnings) = (count(findings.faults.len(), "fault"), count(findings.warnings.len(), "warning"));
+    format!("{}: {verdict}{faults}{warnings}\n", path.display())
 }
 
 /// Bytes in the largest binary unit that leaves a whole number or two digits.
-struct Bytes(u64);
+pub(super) struct Bytes(pub(super) u64);
 
 impl fmt::Display for Bytes {
     #[allow(clippy::cast_precision_loss, reason = "shown with one decimal")]
@@ -344,20 +257,10 @@ mod tests {
         Resolved::from_text(Path::new("mdgw.toml"), text).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    fn full_host() -> Host {
-        Host {
-            interfaces: ["lo", "eth1", "eth2", "eth3", "eth4"].map(str::to_owned).to_vec(),
-            addresses: Vec::new(),
-            cores: vec![0, 1, 2, 3],
-            receive_buffer_bytes_max: Some(1 << 30),
-        }
-    }
-
     #[test]
     fn the_shipped_configuration_is_explained() {
         let mut text = String::new();
-        explain(&shipped(), &full_host(), &mut text).unwrap();
-        let text = text.replace("warning: directory /var/lib/mdgw of the state file does not exist\n", "");
+        explain(&shipped(), &mut text).unwrap();
         expect![[r#"
             gateway      node 0, epochs in /var/lib/mdgw/state
                          publication logs in /dev/shm/mdgw: 256 MiB per channel, in segments of 64 MiB, entries kept for 1 h
@@ -401,26 +304,14 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_lacks_is_a_warning() {
-        let host = Host {
-            interfaces: vec!["lo".to_owned()],
-            cores: vec![0, 1, 2],
-            receive_buffer_bytes_max: Some(212_992),
-            ..Host::default()
+    fn the_headline_counts_faults_and_warnings() {
+        let line = |faults: usize, warnings: usize| {
+            let findings = Findings { faults: vec![String::new(); faults], warnings: vec![String::new(); warnings] };
+            headline(Path::new("x.toml"), &findings)
         };
-        let warnings = warnings(&shipped(), &host).join("\n");
-        for expected in
-            ["interface eth1 is not", "interface eth4 is not", "core 3 of pool main", "caps receive buffers at 208 KiB"]
-        {
-            assert!(warnings.contains(expected), "{expected} in:\n{warnings}");
-        }
-        assert!(!warnings.contains("core 2 "), "{warnings}");
-    }
-
-    #[test]
-    fn this_host_has_its_loopback() {
-        let host = Host::this(&shipped());
-        assert!(host.interfaces.contains(&"lo".to_owned()) && !host.cores.is_empty());
+        assert_eq!(line(0, 0), "x.toml: in order\n");
+        assert_eq!(line(0, 1), "x.toml: in order, 1 warning\n");
+        assert_eq!(line(2, 1), "x.toml: cannot run on this host, 2 faults, 1 warning\n");
     }
 
     #[test]

@@ -17,8 +17,13 @@ pub(super) struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Reads the keys of the text; anything unknown or of the wrong type is a problem.
+    /// Reads the keys of the text; what is no TOML, unknown or of the wrong type is a problem.
     pub(super) fn parse(&self) -> Result<File, Problem> {
+        if let (_, errors) = DeTable::parse_recoverable(self.text)
+            && let Some(error) = errors.first()
+        {
+            return Err(self.not_toml(error));
+        }
         toml::from_str(self.text).map_err(|error| {
             let span = error.span().unwrap_or(0..0);
             let key = self.key_at(&span);
@@ -39,6 +44,14 @@ impl Source<'_> {
         }
     }
 
+    /// Text that is no TOML has no keys that could be relied on: the line is shown as it stands.
+    fn not_toml(&self, error: &toml::de::Error) -> Problem {
+        let span = error.span().unwrap_or(0..0);
+        let message = plain_words(error.message(), "");
+        let line = self.line_of(&span).trim();
+        Problem { key: String::new(), ..self.problem(&span, &format!("this is no TOML: {message}: {line}")) }
+    }
+
     /// Path of the innermost key or value that covers `span`.
     fn key_at(&self, span: &Range<usize>) -> String {
         if *span == (0..0) {
@@ -47,15 +60,14 @@ impl Source<'_> {
         let (document, _) = DeTable::parse_recoverable(self.text);
         let mut path = String::new();
         descend(document.get_ref(), span, &mut path);
-        if path.is_empty() { self.key_on_line_of(span).to_owned() } else { path }
+        path
     }
 
-    /// The key as it stands on the line itself, for text that is no TOML.
-    fn key_on_line_of(&self, span: &Range<usize>) -> &str {
+    /// The line on which `span` begins.
+    fn line_of(&self, span: &Range<usize>) -> &str {
         let line_start =
             self.text.get(..span.start).and_then(|before| before.rfind('\n')).map_or(0, |newline| newline + 1);
-        let line = self.text.get(line_start..).and_then(|rest| rest.lines().next()).unwrap_or_default();
-        line.split_once('=').map_or("", |(key, _)| key.trim())
+        self.text.get(line_start..).and_then(|rest| rest.lines().next()).unwrap_or_default()
     }
 }
 

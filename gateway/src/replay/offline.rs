@@ -99,6 +99,20 @@ pub enum OfflineError {
         /// UDP datagrams that were looked at.
         datagrams: u64,
     },
+    /// There were no packets at all.
+    #[error("replay: no packets in {}", list(.files))]
+    NoPackets {
+        /// Where they were looked for.
+        files: Vec<PathBuf>,
+    },
+    /// A feed's messages don't tell enough for a schema.
+    #[error("replay: {feed} does not carry what schema {lacking} needs; it gives: {}", SchemaSet::of_feed(*.feed))]
+    SchemaNotOfFeed {
+        /// The feed.
+        feed: Feed,
+        /// What it was asked for in vain.
+        lacking: SchemaSet,
+    },
     /// A DBN file is of one dataset.
     #[error("replay: the captures hold {first} and {second}, but a DBN file holds one dataset: choose with --feed")]
     SeveralDatasets {
@@ -154,12 +168,20 @@ pub fn run(
     let elapsed = begun.elapsed();
 
     if drive.lanes().is_empty() && merge.damages().is_empty() {
+        if merge.files().all(|file| file.counts().frames == 0) {
+            return Err(OfflineError::NoPackets { files: options.files.clone() });
+        }
         return Err(OfflineError::NothingRecognised {
             wanted: options.feed.map_or_else(|| "a known feed".to_owned(), |feed| feed.to_string()),
             datagrams: drive.counts().datagrams,
         });
     }
     summarise(&drive, &merge, recorder, elapsed, options.output.as_deref()).map_err(output_error)
+}
+
+fn list(files: &[PathBuf]) -> String {
+    let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+    names.join(", ")
 }
 
 /// Whether both names lead to one file, through whatever links.
@@ -293,6 +315,7 @@ fn summarise_lane(lane: &Lane, records: &LaneRecords) -> ChannelSummary {
             drops,
             book_faults: channel.book_faults().iter().map(|(fault, count)| (fault.name(), count)).collect(),
             sessions: counters.sessions,
+            trades_broken: counters.trades_broken,
         },
         late_starts: counters.late_starts,
         late_fills: records.late_fills,

@@ -108,6 +108,8 @@ pub struct Totals {
     pub book_faults: BTreeMap<&'static str, u64>,
     /// Numberings begun.
     pub sessions: u64,
+    /// Trades that the venue took back; DBN has no record for it.
+    pub trades_broken: u64,
 }
 
 /// The DBN file.
@@ -137,6 +139,7 @@ impl Totals {
         self.lost_messages += other.lost_messages;
         self.duplicates += other.duplicates;
         self.sessions += other.sessions;
+        self.trades_broken += other.trades_broken;
         for (mine, others) in [
             (&mut self.records, &other.records),
             (&mut self.drops, &other.drops),
@@ -227,6 +230,9 @@ impl Totals {
         if self.suspect_records > 0 {
             table.row("  suspect records", grouped(self.suspect_records));
         }
+        if self.trades_broken > 0 {
+            table.row("  trades broken", format!("{}, without a record", grouped(self.trades_broken)));
+        }
         table.row("  gaps", format!("{} ({} messages lost)", grouped(self.gaps), grouped(self.lost_messages)));
         table.row("  duplicates", grouped(self.duplicates));
         for (reason, count) in &self.drops {
@@ -291,6 +297,19 @@ mod tests {
         sum.add(&one);
         sum.add(&other);
         assert_eq!((sum.messages, sum.records), (7, [("mbo", 4), ("status", 1)].into()));
+    }
+
+    #[test]
+    fn broken_trades_are_told() {
+        let channel = |trades_broken| {
+            let counts = Totals { trades_broken, ..Totals::default() };
+            Summary { channels: vec![ChannelSummary { counts, ..ChannelSummary::default() }], ..Summary::default() }
+        };
+        assert!(channel(3).to_table().contains("  trades broken            3, without a record\n"));
+        assert!(!channel(0).to_table().contains("broken"));
+        let mut sum = Totals { trades_broken: 1, ..Totals::default() };
+        sum.add(&Totals { trades_broken: 2, ..Totals::default() });
+        assert_eq!(sum.trades_broken, 3);
     }
 
     #[test]

@@ -68,6 +68,9 @@ pub enum WireError {
         /// Why not.
         source: io::Error,
     },
+    /// There was nothing to send.
+    #[error("replay: no packets in {0}")]
+    NoPackets(String),
     /// There is no address to send to.
     #[error("replay: {path} has no addresses: say where to with --to ADDR:PORT")]
     NoAddress {
@@ -99,6 +102,14 @@ pub fn run(
         let flow = play(&mut merge, &mut sender, &mut pacer, &mut timing, watch)?;
         round += 1;
         let is_empty = timing.packets() == sent_before;
+        if is_empty
+            && flow.is_continue()
+            && merge.damages().is_empty()
+            && merge.files().all(|file| file.counts().frames == 0)
+        {
+            let files: Vec<String> = merge.files().map(|file| file.path().display().to_string()).collect();
+            return Err(WireError::NoPackets(files.join(", ")));
+        }
         if flow.is_break() || round == options.rounds || is_empty {
             break (merge.into_damages(), flow.is_break());
         }

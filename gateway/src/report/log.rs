@@ -9,7 +9,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hdrhistogram::{Histogram, serialization::Deserializer};
 use mdgw_feeds::time::UnixNs;
 
-use crate::observe::interval_log::{DISCLOSURE_PREFIX, IntervalTag, NEGATIVE_PREFIX};
+use crate::observe::interval_log::{DISCLOSURE_PREFIX, FORMAT_LINE, IntervalTag, NEGATIVE_PREFIX};
 
 /// One log as it was read.
 #[derive(Debug, Default)]
@@ -27,12 +27,20 @@ pub(super) struct Log<'a> {
 /// One line with a histogram.
 #[derive(Debug)]
 pub(super) struct Interval<'a> {
-    /// Its line, from 1.
-    pub(super) line: usize,
+    pub(super) place: Place,
     pub(super) tag: IntervalTag,
     pub(super) start: UnixNs,
     pub(super) length_ns: u64,
     encoded: &'a str,
+}
+
+/// A line of a log.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// From 1.
+    pub(super) line: usize,
+    /// Where it begins, bytes from the file's begin.
+    pub(super) offset_bytes: usize,
 }
 
 /// A line that could not be read.
@@ -42,37 +50,47 @@ pub struct Damage {
     pub path: PathBuf,
     /// The line in it, from 1.
     pub line: usize,
+    /// Where the line begins, bytes from the file's begin.
+    pub offset_bytes: usize,
     /// What is wrong with it.
     pub reason: String,
 }
 
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: {}", self.path.display(), self.line, self.reason)
+        write!(f, "{}:{}: {} (line at byte {})", self.path.display(), self.line, self.reason, self.offset_bytes)
     }
 }
 
 impl<'a> Log<'a> {
-    /// Reads all lines of `bytes`, the content of `path`.
+    /// Reads all lines of `bytes`, the content of `path`. Of what doesn't begin like an interval log nothing is read.
     pub(super) fn read(path: &Path, bytes: &'a [u8]) -> Self {
         let mut log = Self::default();
-        let mut base = UnixNs(0);
+        if !bytes.starts_with(FORMAT_LINE.as_bytes()) {
+            let reason = format!("this is no latency log: it does not begin with {FORMAT_LINE}");
+            log.damage.push(Damage { path: path.to_owned(), line: 1, offset_bytes: 0, reason });
+            return log;
+        }
+        let mut base = None;
+        let mut offset_bytes = 0;
         let lines = bytes.split_inclusive(|byte| *byte == b'\n');
         for (number, line) in (1..).zip(lines) {
             let is_whole = line.ends_with(b"\n");
+            let place = Place { line: number, offset_bytes };
             let outcome = match std::str::from_utf8(line) {
                 Ok(_) if !is_whole => Err("the log ends within this line".to_owned()),
-                Ok(text) => log.line(number, text.trim_end(), &mut base),
+                Ok(text) => log.line(place, text.trim_end(), &mut base),
                 Err(_) => Err("is not text".to_owned()),
             };
             if let Err(reason) = outcome {
-                log.damage.push(Damage { path: path.to_owned(), line: number, reason });
+                log.damage.push(Damage { path: path.to_owned(), line: number, offset_bytes, reason });
             }
+            offset_bytes += line.len();
         }
         log
     }
 
-    fn line(&mut self, number: usize, text: &'a str, base: &mut UnixNs) -> Result<(), String> {
+    fn line(&mut self, place: Place, text: &'a str, base: &mut Option<UnixNs>) -> Result<(), String> {
         let entry = |prefix| text.strip_prefix(prefix).map(|rest| rest.strip_suffix(']').unwrap_or(rest));
         if let Some(entry) = entry(DISCLOSURE_PREFIX) {
             let (key, value) = entry.split_once(" = ").ok_or("a disclosure without value")?;
@@ -84,23 +102,24 @@ impl<'a> Log<'a> {
             self.negatives.push((tag, count));
         } else if let Some(rest) = text.strip_prefix("#[BaseTime: ") {
             let seconds = rest.split(' ').next().unwrap_or_default();
-            *base = UnixNs(nanoseconds(seconds)?);
+            *base = Some(UnixNs(nanoseconds(seconds)?));
         } else if !(text.is_empty() || text.starts_with('#') || text.starts_with("\"StartTimestamp\"")) {
-            self.intervals.push(Interval::read(number, text, *base)?);
+            let base = base.ok_or("an interval before the log's base time: nothing tells when it was")?;
+            self.intervals.push(Interval::read(place, text, base)?);
         }
         Ok(())
     }
 }
 
 impl<'a> Interval<'a> {
-    fn read(line: usize, text: &'a str, base: UnixNs) -> Result<Self, String> {
+    fn read(place: Place, text: &'a str, base: UnixNs) -> Result<Self, String> {
         let fields: Vec<&str> = text.split(',').collect();
         let [tag, start, length, _max, encoded] = fields.as_slice() else {
             return Err(format!("{} fields, expected tag, start, length, maximum and histogram", fields.len()));
         };
         let tag = tag.strip_prefix("Tag=").ok_or("expected Tag=channel=…;stage=…;thread=…")?;
         Ok(Self {
-            line,
+            place,
             tag: tag.parse().map_err(|error| format!("tag {tag:?}: {error}"))?,
             start: UnixNs(base.0.saturating_add(nanoseconds(start)?)),
             length_ns: nanoseconds(length)?,
@@ -144,7 +163,8 @@ mod tests {
 
     #[test]
     fn damaged_lines_are_named_and_the_others_kept() {
-        let text = b"#[mdgw host = a = b]\n#[BaseTime: 10.000 (seconds since epoch)]\n\
+        let text =
+            b"#[Histogram log format version 1.3]\n#[mdgw host = a = b]\n#[BaseTime: 10.000 (seconds since epoch)]\n\
             Tag=channel=1;stage=publish;thread=m-0,1.000,2.000,3.000,xyz\n\
             Tag=channel=1;stage=nonsense;thread=m-0,1.000,2.000,3.000,xyz\n\
             \xff\xfe\n1.0,2.0\n#[negative channel=1;stage=publish;thread=m-0 = 4]\n#[negative x]\n\
@@ -156,7 +176,27 @@ mod tests {
         assert!(log.intervals[0].histogram(&mut Deserializer::new()).is_err());
         assert_eq!(log.negatives.len(), 1);
         let lines: Vec<usize> = log.damage.iter().map(|damage| damage.line).collect();
-        assert_eq!(lines, [4, 5, 6, 8, 9]);
-        assert_eq!(log.damage.last().unwrap().to_string(), "x.hlog:9: the log ends within this line");
+        assert_eq!(lines, [5, 6, 7, 9, 10]);
+        let cut_at = text.len() - "Tag=channel=1;stage=publish;thread=m-0,1.000,2.0".len();
+        let expected = format!("x.hlog:10: the log ends within this line (line at byte {cut_at})");
+        assert_eq!(log.damage.last().unwrap().to_string(), expected);
+    }
+
+    #[test]
+    fn what_is_no_log_is_read_no_further() {
+        for text in [&b""[..], b"1\n2\n3\n", &[0; 4096], b"#[Histogram"] {
+            let log = Log::read(Path::new("x.hlog"), text);
+            assert_eq!(log.damage.len(), 1);
+            assert!(log.damage[0].reason.starts_with("this is no latency log"), "{}", log.damage[0]);
+        }
+    }
+
+    #[test]
+    fn an_interval_without_a_base_time_has_no_date() {
+        let text =
+            b"#[Histogram log format version 1.3]\nTag=channel=1;stage=publish;thread=m-0,1.000,2.000,3.000,xyz\n";
+        let log = Log::read(Path::new("x.hlog"), text);
+        assert!(log.intervals.is_empty());
+        assert!(log.damage[0].reason.contains("base time"), "{}", log.damage[0]);
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use hdrhistogram::{Histogram, serialization::Deserializer};
 use mdgw_feeds::{identity::ChannelId, time::UnixNs};
 
-use super::log::{Damage, Interval, Log};
+use super::log::{Damage, Interval, Log, Place};
 use crate::observe::stages::{Stage, VALUE_NS_MAX, VALUE_NS_MIN};
 
 /// A whole report.
@@ -165,7 +165,10 @@ impl Report {
                     timeline.add(&interval, &histogram);
                     threads.insert(interval.tag.thread);
                 }
-                Err(reason) => self.damage.push(Damage { path: path.to_owned(), line: interval.line, reason }),
+                Err(reason) => {
+                    let Place { line, offset_bytes } = interval.place;
+                    self.damage.push(Damage { path: path.to_owned(), line, offset_bytes, reason });
+                }
             }
         }
         timeline.close();
@@ -341,7 +344,7 @@ pub(super) mod tests {
         assert_eq!(count(&whole), 2 * 2 * 6 * 10);
         for cut in (0..bytes.len()).step_by(7) {
             let report = Report::of(&[(PathBuf::from("a"), bytes[..cut].to_vec())], None);
-            let is_line_end = cut == 0 || bytes[cut - 1] == b'\n';
+            let is_line_end = cut > 0 && bytes[cut - 1] == b'\n';
             assert_eq!(report.damage.is_empty(), is_line_end, "cut at {cut}");
             assert!(count(&report) <= count(&whole));
         }

@@ -341,6 +341,7 @@ fn a_far_packet_is_believed_at_the_end_unless_something_spoke_against_it() {
     world.channel.finish(&mut world.seen);
     let counters = world.channel.counters();
     assert_eq!((counters.messages, counters.gaps, counters.gap_messages), (2, 1, 4_999_998));
+    assert_eq!(world.channel.arbiter_drops().get(DropReason::SequenceJump), 0, "it was not dropped");
 
     let (mut world, mut stream) = itch();
     let packets = [1, 2].map(|id| stream.packet(&[order(id)]));

@@ -97,8 +97,15 @@ impl Resolver<'_> {
         let mut schemas = SchemaSet::default();
         for name in written.get_ref() {
             let Some(schema) = self.one_of(Some(name), &SchemaSet::NAMES) else { continue };
-            if !can_publish(feed, schema) {
-                self.wrong(&name.span(), format!("{:?}: {feed} does not carry what this schema needs", name.get_ref()));
+            if schemas.contains(schema) {
+                self.wrong(&name.span(), format!("{:?}: named twice", name.get_ref()));
+            }
+            if !SchemaSet::of_feed(feed).contains(schema) {
+                let gives = SchemaSet::of_feed(feed);
+                self.wrong(
+                    &name.span(),
+                    format!("{:?}: {feed} does not carry what this schema needs; it gives: {gives}", name.get_ref()),
+                );
             }
             schemas = schemas.with(schema);
         }
@@ -210,13 +217,4 @@ fn same_socket(a: &LineConfig, b: &LineConfig) -> bool {
     let sources_apart =
         !a.sources.is_empty() && !b.sources.is_empty() && !a.sources.iter().any(|source| b.sources.contains(source));
     a.group == b.group && a.interface == b.interface && !sources_apart
-}
-
-/// Whether a feed carries what a schema needs.
-fn can_publish(feed: Feed, schema: SchemaSet) -> bool {
-    match schema {
-        SchemaSet::MBO => feed.is_by_order(),
-        SchemaSet::MBP_10 => feed != Feed::IexTops,
-        _ => true,
-    }
 }

@@ -192,12 +192,33 @@ fn wrong_types_and_values_name_key_value_and_range() {
     );
     refused(
         &edited("id = 1", "id = "),
-        expect!["x.toml:10:6: id: string values must be quoted, expected literal string"],
+        expect!["x.toml:10:6: this is no TOML: string values must be quoted, expected literal string: id ="],
     );
     refused(
         &edited("id = 1", "id = 1\ndate = \"2019-02-30\""),
         expect![[r#"x.toml:11:8: channel[0].date: "2019-02-30": expected a day, such as "2019-01-30""#]],
     );
+}
+
+#[test]
+fn what_is_no_toml_is_shown_with_its_line() {
+    refused(
+        &edited("[[pool]]", "[[pool]"),
+        expect!["x.toml:4:8: this is no TOML: unclosed array table, expected `]`: [[pool]"],
+    );
+    refused(
+        &edited("wait = \"spin\"", "wait = \"spin"),
+        expect![[r#"x.toml:7:13: this is no TOML: invalid basic string, expected `"`: wait = "spin"#]],
+    );
+    refused(
+        &edited("wait = \"spin\"", "wait \"spin\""),
+        expect![[r#"x.toml:7:6: this is no TOML: key with no value, expected `=`: wait "spin""#]],
+    );
+    refused(
+        &edited("cores = [2]", "cores = [2"),
+        expect![[r#"x.toml:7:1: this is no TOML: missing comma between array elements, expected `,`: wait = "spin""#]],
+    );
+    refused("[gateway]\n[gateway]\n", expect!["x.toml:2:2: this is no TOML: duplicate key: [gateway]"]);
 }
 
 #[test]
@@ -269,11 +290,20 @@ fn what_a_feed_cannot_do_is_refused() {
     let iex = edited("nasdaq-itch-5.0", "iex-tops-1.6");
     let more = "id = 1\nschemas = [\"mbo\", \"mbp-10\", \"mbp-1\"]\norders_max = 5000";
     refused(
+        &edited("nasdaq-itch-5.0", "iex-deep-1.0").replacen("id = 1", "id = 1\nschemas = [\"trades\", \"mbo\"]", 1),
+        expect![[
+            r#"x.toml:11:22: channel[0].schemas[1]: "mbo": iex-deep-1.0 does not carry what this schema needs; it gives: mbp-1, mbp-10, trades, status, definition, imbalance, statistics"#
+        ]],
+    );
+    refused(
+        &edited("id = 1", "id = 1\nschemas = [\"mbo\", \"trades\", \"mbo\"]"),
+        expect![[r#"x.toml:11:29: channel[0].schemas[2]: "mbo": named twice"#]],
+    );
+    refused(
         &iex.replacen("id = 1", more, 1),
         expect![[r#"
-            3 problems
-            x.toml:11:12: channel[0].schemas[0]: "mbo": iex-tops-1.6 does not carry what this schema needs
-            x.toml:11:19: channel[0].schemas[1]: "mbp-10": iex-tops-1.6 does not carry what this schema needs
+            2 problems
+            x.toml:11:19: channel[0].schemas[1]: "mbp-10": iex-tops-1.6 does not carry what this schema needs; it gives: mbo, mbp-1, trades, status, definition, imbalance, statistics
             x.toml:12:14: channel[0].orders_max: iex-tops-1.6 tells no single orders, so there is nothing to limit or store"#]],
     );
     refused(

@@ -229,6 +229,10 @@ impl Drive {
         });
         let lane_index = joined.unwrap_or(self.lanes.len());
         if joined.is_none() {
+            let lacking = self.options.schemas.unwrap_or_default().without(SchemaSet::of_feed(feed));
+            if lacking != SchemaSet::default() {
+                return Err(OfflineError::SchemaNotOfFeed { feed, lacking });
+            }
             let config = self.channel_config(lane_index, feed, source);
             outlet.lane(lane_index, &config)?;
             self.lanes.push(Lane {

@@ -1,0 +1,211 @@
+//! What this host has of what a configuration asks for: what would stop the gateway here, and what would only harm it.
+
+use std::{
+    fmt,
+    fs::{self, File},
+    io,
+    net::{SocketAddrV4, UdpSocket},
+    path::{Path, PathBuf},
+};
+
+use super::{
+    explain::Bytes,
+    resolved::{Interface, Resolved, Threads},
+};
+use crate::{
+    net::probe::{self, IoChoice},
+    sys::{affinity::usable_cores, scheduler::set_fifo},
+};
+
+/// This host, as far as a configuration depends on it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Host {
+    /// Those interfaces of the configuration that it has.
+    pub interfaces: Vec<Interface>,
+    /// Cores that this process may use.
+    pub cores: Vec<usize>,
+    /// `net.core.rmem_max`, bytes; `None` where it can't be read.
+    pub receive_buffer_bytes_max: Option<usize>,
+    /// What it refused when it was tried: directories, an address, a backend, a priority.
+    pub refused: Vec<String>,
+}
+
+/// What is to be said of a configuration that is in order by itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// Each of these would keep the gateway from starting here.
+    pub faults: Vec<String>,
+    /// It would run, but not as well as it should.
+    pub warnings: Vec<String>,
+}
+
+impl Host {
+    /// This one. Tries what `run` would need, and undoes it.
+    #[must_use]
+    pub fn this(config: &Resolved) -> Self {
+        let rmem_max = fs::read_to_string("/proc/sys/net/core/rmem_max").ok();
+        Self {
+            interfaces: interfaces(config).filter(|interface| interface.now().is_ok()).cloned().collect(),
+            cores: usable_cores(),
+            receive_buffer_bytes_max: rmem_max.and_then(|text| text.trim().parse().ok()),
+            refused: refusals(config),
+        }
+    }
+
+    /// What keeps the configuration from running here, or from running well.
+    #[must_use]
+    pub fn findings(&self, config: &Resolved) -> Findings {
+        let mut found = Findings { faults: self.refused.clone(), warnings: config.warnings.clone() };
+        let mut missing: Vec<String> = interfaces(config)
+            .filter(|interface| !self.interfaces.contains(interface))
+            .map(|interface| format!("interface {interface} is not on this host"))
+            .collect();
+        missing.sort();
+        missing.dedup();
+        found.faults.append(&mut missing);
+        for pool in &config.pools {
+            let Threads::Pinned(cores) = &pool.threads else { continue };
+            for core in cores.iter().filter(|core| !self.cores.contains(core)) {
+                let usable = &self.cores;
+                found.faults.push(format!("core {core} of pool {} is not usable here (usable: {usable:?})", pool.name));
+            }
+        }
+        let max = self.receive_buffer_bytes_max.unwrap_or(usize::MAX);
+        for channel in &config.channels {
+            for line in channel.lines.iter().filter(|line| line.receive_buffer_bytes > max) {
+                found.warnings.push(format!(
+                    "line {} of channel {}: the kernel caps receive buffers at {} (net.core.rmem_max), {} are asked for; see ops/sysctl",
+                    line.line,
+                    channel.name,
+                    Bytes(max as u64),
+                    Bytes(line.receive_buffer_bytes as u64),
+                ));
+            }
+        }
+        found
+    }
+}
+
+impl fmt::Display for Findings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.faults.iter().try_for_each(|fault| writeln!(f, "fault: {fault}"))?;
+        self.warnings.iter().try_for_each(|warning| writeln!(f, "warning: {warning}"))
+    }
+}
+
+/// All interfaces of a configuration, in its order.
+fn interfaces(config: &Resolved) -> impl Iterator<Item = &Interface> {
+    let inputs = config.channels.iter().flat_map(|channel| &channel.lines).map(|line| &line.interface);
+    inputs.chain(config.outputs.iter().flat_map(|output| &output.lines).map(|line| &line.interface))
+}
+
+fn refusals(config: &Resolved) -> Vec<String> {
+    let gateway = &config.gateway;
+    let mut refused = Vec::new();
+    let state_directory = gateway.state_file.parent().unwrap_or_else(|| Path::new(""));
+    let latency_directory = config.latency.directory.as_deref();
+    let places = [
+        ("state file", Some(state_directory)),
+        ("publication logs", Some(&gateway.log_dir)),
+        ("latency logs", latency_directory),
+    ];
+    for (of, directory) in places {
+        let Some(directory) = directory else { continue };
+        if let Err((place, error)) = try_writing(directory) {
+            refused.push(format!(
+                "directory {} of the {of}: cannot write in {}: {error}",
+                directory.display(),
+                place.display()
+            ));
+        }
+    }
+    if let Some(service) = &config.retransmission
+        && let Err(error) = UdpSocket::bind(SocketAddrV4::new(*service.listen.ip(), 0))
+    {
+        refused.push(format!("retransmission cannot listen on {}: {error}", service.listen));
+    }
+    for pool in &config.pools {
+        if IoChoice::from(pool.io) == IoChoice::IoUring
+            && let Err(error) = probe::probe()
+        {
+            refused.push(format!("pool {}: {error}", pool.name));
+        }
+        if let Some(priority) = pool.priority {
+            // On a thread of its own: the class stays with it.
+            let tried = std::thread::spawn(move || set_fifo(priority)).join();
+            if let Ok(Err(error)) = tried {
+                refused.push(format!("pool {}: SCHED_FIFO {priority}: {error}", pool.name));
+            }
+        }
+    }
+    refused
+}
+
+/// Whether files can be made in `directory`, or in the nearest one above it that exists: the rest would be made at
+/// start. The error comes with the place where it was tried.
+fn try_writing(directory: &Path) -> Result<(), (PathBuf, io::Error)> {
+    let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    let existing = directory.ancestors().find(|place| place.as_os_str().is_empty() || place.symlink_metadata().is_ok());
+    let place = existing.filter(|place| !place.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    // Permissions don't tell: a file system may be mounted read-only, and root may do what they forbid.
+    let probe = place.join(format!(".mdgw-check-{}", std::process::id()));
+    let made = File::create_new(&probe).and_then(|_| fs::remove_file(&probe));
+    made.map_err(|error| (place.to_owned(), error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shipped() -> Resolved {
+        let text = include_str!("../../../ops/config/mdgw.toml");
+        Resolved::from_text(Path::new("mdgw.toml"), text).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[test]
+    fn what_stops_the_gateway_is_a_fault_and_what_harms_it_a_warning() {
+        let host = Host {
+            interfaces: vec![Interface::Name("eth2".to_owned())],
+            cores: vec![0, 1, 2],
+            receive_buffer_bytes_max: Some(212_992),
+            ..Host::default()
+        };
+        let Findings { faults, warnings } = host.findings(&shipped());
+        assert_eq!(
+            faults,
+            [
+                "interface eth1 is not on this host",
+                "interface eth3 is not on this host",
+                "interface eth4 is not on this host",
+                "core 3 of pool main is not usable here (usable: [0, 1, 2])",
+            ]
+        );
+        assert_eq!(warnings.len(), 4);
+        assert!(warnings[0].contains("caps receive buffers at 208 KiB"), "{warnings:?}");
+    }
+
+    #[test]
+    fn a_host_that_has_everything_gives_no_findings() {
+        let config = shipped();
+        let host = Host {
+            interfaces: interfaces(&config).cloned().collect(),
+            cores: vec![2, 3],
+            receive_buffer_bytes_max: Some(1 << 30),
+            ..Host::default()
+        };
+        assert_eq!(host.findings(&config), Findings::default());
+    }
+
+    #[test]
+    fn directories_that_would_be_made_are_tried_where_they_would_be_made() {
+        let folder = tempfile::tempdir().unwrap();
+        try_writing(folder.path()).unwrap();
+        try_writing(&folder.path().join("to/be/made")).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        let (place, _) = try_writing(&file.join("below")).unwrap_err();
+        assert_eq!(place, file);
+        assert!(try_writing(Path::new("/proc/mdgw")).is_err());
+    }
+}
