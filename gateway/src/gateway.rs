@@ -5,21 +5,25 @@
 
 mod alarms;
 mod cold;
+mod group;
 mod pool;
 mod report;
 mod wiring;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use mdgw_feeds::{
     edge::TsRecv,
-    identity::{ChannelId, Epoch},
+    identity::{ChannelId, Epoch, GroupId},
     time::TradingDate,
 };
 use thiserror::Error;
 
-pub use self::report::{ChannelReport, GatewayReport, LineReport};
 use self::{alarms::Alarms, cold::ColdThreads, pool::RunningPool, wiring::Wiring};
+pub use self::{
+    group::GroupDesk,
+    report::{ChannelReport, GatewayReport, LineReport},
+};
 use crate::{
     config::Resolved,
     engine::{
@@ -32,6 +36,7 @@ use crate::{
         latency_thread::LatencyThread,
     },
     retransmit::ServiceError,
+    standby::{Board, Standby, StandbyError},
     state_file::StateError,
 };
 
@@ -39,7 +44,9 @@ use crate::{
 #[derive(Debug)]
 pub struct Gateway {
     epoch: Epoch,
+    groups: BTreeMap<GroupId, GroupDesk>,
     pools: Vec<PoolOfChannels>,
+    standby: Option<Standby>,
     registry: Arc<Registry>,
     latency: LatencyThread,
     cold: ColdThreads,
@@ -48,7 +55,7 @@ pub struct Gateway {
 
 #[derive(Debug)]
 struct PoolOfChannels {
-    pool: Box<dyn RunningPool>,
+    pool: Arc<dyn RunningPool>,
     /// In the order of their indices in the pool.
     channels: Vec<(ChannelId, String)>,
 }
@@ -60,6 +67,18 @@ pub struct Overrides {
     pub date: Option<TradingDate>,
     /// Whether frames carry their receive times.
     pub ts_recv: TsRecv,
+    /// Who decides whether it publishes.
+    pub leadership: Leadership,
+}
+
+/// Who decides whether a gateway publishes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Leadership {
+    /// Nobody: there is no other gateway, and it always does.
+    #[default]
+    Alone,
+    /// Whoever opens the fences of its groups. Until then it listens to the other gateway, and keeps up.
+    Elected,
 }
 
 /// Why a gateway did not start.
@@ -93,6 +112,9 @@ pub enum GatewayError {
     /// The retransmission service.
     #[error(transparent)]
     Retransmission(#[from] ServiceError),
+    /// Listening to the other gateway.
+    #[error(transparent)]
+    Standby(#[from] StandbyError),
     /// Anything else that the system refused.
     #[error("cannot {act}: {source}")]
     Io {
@@ -134,9 +156,23 @@ impl Gateway {
                 }
             }
         }
+        let groups = group::desks(config, wiring.groups(), &pools);
+        let standby = wiring.start_standby()?;
         let (latency, cold) = wiring.start_cold_threads()?;
         tracing::info!(epoch = epoch.count(), channels = config.channels.len(), pools = pools.len(), "gateway runs");
-        Ok(Self { epoch, pools, registry, latency, cold, alarms: Alarms::default() })
+        Ok(Self { epoch, groups, pools, standby, registry, latency, cold, alarms: Alarms::default() })
+    }
+
+    /// A group, for whoever decides about its leadership.
+    #[must_use]
+    pub fn group(&self, group: GroupId) -> Option<&GroupDesk> {
+        self.groups.get(&group)
+    }
+
+    /// What is known of the other gateway, if this one listens to it.
+    #[must_use]
+    pub fn board(&self) -> Option<&Arc<Board>> {
+        self.standby.as_ref().map(Standby::board)
     }
 
     /// The epoch under which it publishes.
@@ -197,7 +233,8 @@ impl Gateway {
     /// # Errors
     /// When latency logs or state could not be written to their end; everything has ended all the same.
     pub fn stop(self) -> Result<GatewayReport, GatewayError> {
-        let Self { epoch, pools, latency, cold, .. } = self;
+        let Self { epoch, pools, standby, latency, cold, .. } = self;
+        let heard = standby.map(Standby::stop);
         let mut channels = Vec::new();
         let mut gauges = Vec::new();
         for PoolOfChannels { pool, channels: names } in pools {
@@ -210,6 +247,6 @@ impl Gateway {
         let stopped = cold.stop();
         let collected = latency.stop().map_err(GatewayError::io("write the latency log"));
         stopped?;
-        Ok(GatewayReport { epoch, channels, gauges, kernel_drops, latency: collected? })
+        Ok(GatewayReport { epoch, channels, gauges, kernel_drops, heard, latency: collected? })
     }
 }

@@ -8,7 +8,7 @@
 //! reads the publication log from its own threads. The claim sees to it that one thread at a time is in here for a
 //! channel; nothing here waits, allocates or locks.
 
-use std::{convert::Infallible, net::SocketAddrV4, os::fd::RawFd, sync::Arc};
+use std::{net::SocketAddrV4, os::fd::RawFd, sync::Arc};
 
 use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
@@ -96,6 +96,13 @@ pub struct RecoverySocket {
     pub socket: ReceiveSocket,
     /// Where requests go.
     pub server: SocketAddrV4,
+}
+
+/// What other threads tell a channel.
+#[derive(Debug)]
+pub enum ChannelMessage {
+    /// The fence has opened, or was seen closed: look at once, don't wait for the next packet or heartbeat.
+    FenceMoved,
 }
 
 /// What a pipeline is made of.
@@ -357,7 +364,7 @@ impl ChannelPipeline {
 
 impl ChannelHandler for ChannelPipeline {
     type Local = PipelineLocal;
-    type Message = Infallible;
+    type Message = ChannelMessage;
 
     fn on_ready<I: ThreadIo>(
         &mut self,
@@ -418,10 +425,16 @@ impl ChannelHandler for ChannelPipeline {
 
     fn on_message<I: ThreadIo>(
         &mut self,
-        message: Infallible,
-        _context: &mut TurnContext<'_, I, PipelineLocal>,
+        message: ChannelMessage,
+        context: &mut TurnContext<'_, I, PipelineLocal>,
     ) -> Result<(), Failure> {
-        match message {}
+        match message {
+            ChannelMessage::FenceMoved => {
+                self.publisher.send_from(&mut self.sink, &self.fence, &mut context.local.buffers, context.io);
+            }
+        }
+        self.after();
+        Ok(())
     }
 
     fn next_deadline(&self) -> Option<MonoNs> {

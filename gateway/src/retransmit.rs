@@ -45,6 +45,7 @@ use crate::{
     fence::Fence,
     net::batch::HEADER_BYTES,
     publish::packet_header,
+    standby::KnownEpochs,
     sys::{
         clock::{mono_now, unix_now},
         poll,
@@ -64,8 +65,10 @@ pub struct ServedChannel {
     pub log_directory: PathBuf,
     /// Greatest payload of a packet, less its header.
     pub payload_bytes_max: usize,
-    /// Of its group: knows the epoch.
+    /// Of its group: knows the epoch of the last opening.
     pub fence: Arc<Fence>,
+    /// Of its group: knows the epochs of others.
+    pub epochs: Arc<KnownEpochs>,
 }
 
 /// Answers requests. Owned by one cold thread.
@@ -347,7 +350,7 @@ impl Answer<'_> {
     }
 
     fn hand_over(&mut self, entry: &Entry<'_>, flags: PacketFlags) -> bool {
-        let epoch: Epoch = self.served.fence.epoch();
+        let epoch: Epoch = self.served.fence.epoch().max(self.served.epochs.highest_heard().unwrap_or_default());
         let header: [u8; HEADER_BYTES] =
             packet_header(self.served.group, self.served.channel, epoch, unix_now(), entry, flags);
         let parts = [IoSlice::new(&header), IoSlice::new(entry.payload)];

@@ -176,7 +176,7 @@ fn whole_line<S: HandleSet>(set: S, beside: impl Fn()) -> Run {
             socket: open_receive(&ReceiveOptions::new(any, None)).unwrap(),
             server: site.requests,
         }),
-        publisher: Publisher::new(publisher, &sink),
+        publisher: Publisher::new(publisher, &sink, Arc::default()),
         sink,
         fence: Arc::new(Fence::stand_alone(Epoch::new(1, 0))),
         counters: registry.register("one", &COUNTERS),

@@ -58,7 +58,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let level = logging::start(config.log.level);
     // Before anything runs that a signal would leave half done.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("catch signals")?;
-    let overrides = Overrides { date: args.date, ts_recv: args.ts_recv.into() };
+    let overrides = Overrides { date: args.date, ts_recv: args.ts_recv.into(), ..Overrides::default() };
     let mut gateway = Gateway::start(&config, overrides).with_context(|| format!("start {}", args.config.display()))?;
     let mut looked = Instant::now();
     let fault = 'running: loop {

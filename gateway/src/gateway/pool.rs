@@ -1,6 +1,9 @@
 //! A running pool, whichever backend its handle set has.
 
-use std::fmt;
+use std::{
+    fmt,
+    sync::{PoisonError, RwLock},
+};
 
 use crate::{
     engine::{
@@ -9,19 +12,33 @@ use crate::{
         roles::Gauges,
     },
     net::handle_set::{ChannelIndex, HandleSet},
-    pipeline::ChannelPipeline,
+    pipeline::{ChannelMessage, ChannelPipeline},
 };
 
-/// What the gateway wants of a pool once it runs. The backend was chosen at the start and is not asked for again.
-pub(super) trait RunningPool: fmt::Debug + Send {
+/// What the gateway's cold threads want of a pool once it runs. The backend was chosen at the start and is not asked
+/// for again.
+pub(super) trait RunningPool: fmt::Debug + Send + Sync {
     fn gauges(&self) -> Gauges;
     fn fault(&self) -> Option<String>;
     fn failed(&self, index: usize) -> Option<FailReason>;
-    fn shutdown(self: Box<Self>) -> Vec<ChannelPipeline>;
+    /// The message comes back when the channel's inbox is full, or the pool is shut down.
+    fn tell(&self, index: usize, message: ChannelMessage) -> Result<(), ChannelMessage>;
+    /// Nothing, when it was shut down before.
+    fn shutdown(&self) -> Vec<ChannelPipeline>;
 }
 
-/// A pool over one kind of handle set.
-pub(super) struct PoolOf<S: HandleSet + 'static>(pub(super) Pool<S, ChannelPipeline>);
+/// A pool over one kind of handle set. The lock is taken by cold threads alone, and for writing once, at the end.
+pub(super) struct PoolOf<S: HandleSet + 'static>(RwLock<Option<Pool<S, ChannelPipeline>>>);
+
+impl<S: HandleSet + 'static> PoolOf<S> {
+    pub(super) fn new(pool: Pool<S, ChannelPipeline>) -> Self {
+        Self(RwLock::new(Some(pool)))
+    }
+
+    fn ask<T>(&self, question: impl FnOnce(&Pool<S, ChannelPipeline>) -> T) -> Option<T> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(question)
+    }
+}
 
 impl<S: HandleSet + 'static> fmt::Debug for PoolOf<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -31,18 +48,29 @@ impl<S: HandleSet + 'static> fmt::Debug for PoolOf<S> {
 
 impl<S: HandleSet + 'static> RunningPool for PoolOf<S> {
     fn gauges(&self) -> Gauges {
-        self.0.gauges()
+        self.ask(Pool::gauges).unwrap_or_default()
     }
 
     fn fault(&self) -> Option<String> {
-        self.0.fault()
+        self.ask(Pool::fault).flatten()
     }
 
     fn failed(&self, index: usize) -> Option<FailReason> {
-        self.0.failed(ChannelIndex(u32::try_from(index).ok()?))
+        let index = ChannelIndex(u32::try_from(index).ok()?);
+        self.ask(|pool| pool.failed(index)).flatten()
     }
 
-    fn shutdown(self: Box<Self>) -> Vec<ChannelPipeline> {
-        self.0.shutdown()
+    fn tell(&self, index: usize, message: ChannelMessage) -> Result<(), ChannelMessage> {
+        let index = ChannelIndex(u32::try_from(index).unwrap_or(u32::MAX));
+        let guard = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        match guard.as_ref() {
+            Some(pool) => pool.tell(index, message),
+            None => Err(message),
+        }
+    }
+
+    fn shutdown(&self) -> Vec<ChannelPipeline> {
+        let pool = self.0.write().unwrap_or_else(PoisonError::into_inner).take();
+        pool.map(Pool::shutdown).unwrap_or_default()
     }
 }

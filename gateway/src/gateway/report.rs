@@ -11,6 +11,7 @@ use crate::{
     observe::latency_thread::Collected,
     pipeline::{ChannelPipeline, StampCounts},
     publish::PublishCounts,
+    standby::ListenerCounts,
 };
 
 /// All of it.
@@ -24,6 +25,8 @@ pub struct GatewayReport {
     pub gauges: Vec<Gauges>,
     /// Datagrams that the kernel dropped for want of room.
     pub kernel_drops: u64,
+    /// What was heard of the other gateway, if it listened.
+    pub heard: Option<ListenerCounts>,
     /// Latencies.
     pub latency: Collected,
 }

@@ -1,6 +1,7 @@
 //! From configuration to parts: what each channel needs is made here and handed to its pool.
 
 use std::{
+    collections::BTreeMap,
     hash::{BuildHasher, RandomState},
     net::{Ipv4Addr, SocketAddrV4},
     os::fd::AsFd,
@@ -11,13 +12,14 @@ use std::{
 use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
     channel::{Channel, Numbering},
-    identity::{ChannelId, Epoch, Line, Sequence, Session},
+    identity::{ChannelId, Epoch, GroupId, Line, Sequence, Session},
+    published::position::StreamPosition,
 };
 use mdgw_publog::{Keeper, LogOptions, Retention};
 use socket2::Socket;
 
 use super::{
-    GatewayError, Overrides, PoolOfChannels,
+    GatewayError, Leadership, Overrides, PoolOfChannels,
     cold::{ColdParts, ColdThreads},
     pool::PoolOf,
 };
@@ -49,8 +51,9 @@ use crate::{
         stages::stage_exchange,
     },
     pipeline::{COUNTERS, ChannelPipeline, LineSocket, PipelineLocal, PipelineParts, RecoverySocket},
-    publish::{LogSink, Publisher, PublisherConfig},
+    publish::{HeardWords, LogSink, Publisher, PublisherConfig},
     retransmit::ServedChannel,
+    standby::{KnownEpochs, ListenedChannel, ListenedOutput, Standby, StandbyConfig},
     state_file::StateFile,
     sys::{clock::unix_now, hardware_stamps},
 };
@@ -63,7 +66,8 @@ pub(super) struct Wiring<'c> {
     registry: &'c Registry,
     state: StateFile,
     epoch: Epoch,
-    fence: Arc<Fence>,
+    groups: BTreeMap<GroupId, GroupParts>,
+    listened: Vec<ListenedChannel>,
     outputs: Arc<Outputs>,
     numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
     keepers: Vec<Keeper>,
@@ -71,6 +75,13 @@ pub(super) struct Wiring<'c> {
     drops: SocketDrops,
     stages: Vec<ThreadStages>,
     served: Vec<ServedChannel>,
+}
+
+/// What decides about a group's output, and what is known of its epochs.
+#[derive(Clone, Debug)]
+pub(super) struct GroupParts {
+    pub(super) fence: Arc<Fence>,
+    pub(super) epochs: Arc<KnownEpochs>,
 }
 
 impl<'c> Wiring<'c> {
@@ -93,13 +104,23 @@ impl<'c> Wiring<'c> {
             .map(|options| open_output(&options).map(|output| (Egress::of(&options, &output), output)))
             .collect::<Result<Vec<_>, _>>()?;
         let (egresses, outputs): (Vec<_>, Vec<_>) = outputs.into_iter().unzip();
+        let group = |group: GroupId| {
+            let fence = match overrides.leadership {
+                Leadership::Alone => Fence::stand_alone(epoch),
+                Leadership::Elected => Fence::closed(),
+            };
+            let epochs = KnownEpochs::new(epoch, EPOCH_JUMP_MAX);
+            (group, GroupParts { fence: Arc::new(fence), epochs: Arc::new(epochs) })
+        };
+        let groups = config.channels.iter().map(|channel| channel.group).map(group).collect();
         Ok(Self {
             config,
             overrides,
             registry,
             state,
             epoch,
-            fence: Arc::new(Fence::stand_alone(epoch)),
+            groups,
+            listened: Vec::new(),
             outputs: Outputs::new(outputs),
             // A channel has one numbering at a time and the cold thread comes by every few milliseconds.
             numberings: Arc::new(ArrayQueue::new(4 * config.channels.len().max(1))),
@@ -113,6 +134,10 @@ impl<'c> Wiring<'c> {
 
     pub(super) fn epoch(&self) -> Epoch {
         self.epoch
+    }
+
+    pub(super) fn groups(&self) -> &BTreeMap<GroupId, GroupParts> {
+        &self.groups
     }
 
     /// Starts one pool with its channels, if it has any.
@@ -144,12 +169,17 @@ impl<'c> Wiring<'c> {
         Ok(Some(PoolOfChannels { pool: running, channels }))
     }
 
+    /// Of a configured channel's group.
+    fn group_of(&self, setup: &ChannelSetup) -> GroupParts {
+        self.groups.get(&setup.group).cloned().expect("every channel's group was made at the start")
+    }
+
     fn start_on<S: HandleSet + 'static>(
         &mut self,
         set: S,
         pool: &PoolConfig,
         pipelines: Vec<ChannelPipeline>,
-    ) -> Result<Box<dyn super::RunningPool>, GatewayError> {
+    ) -> Result<Arc<dyn super::RunningPool>, GatewayError> {
         let digits = self.config.latency.significant_digits;
         let channels: Vec<_> = pipelines.iter().map(|pipeline| pipeline.channel().config().id).collect();
         let mut recorders = Vec::new();
@@ -187,7 +217,7 @@ impl<'c> Wiring<'c> {
             running.add(socket.as_fd(), handle).map_err(GatewayError::io("watch a line's socket"))?;
             self.drops.add(handle, socket);
         }
-        Ok(Box::new(PoolOf(running)))
+        Ok(Arc::new(PoolOf::new(running)))
     }
 
     fn pipeline(&mut self, index: ChannelIndex, setup: &ChannelSetup) -> Result<ChannelPipeline, GatewayError> {
@@ -199,18 +229,20 @@ impl<'c> Wiring<'c> {
         // Nobody outside can choose order ids that collide.
         config.books.order_hash_seed = RandomState::new().hash_one(setup.id.0);
 
-        let OpenedLog { sink, directory: log_directory, logged } = self.open_log(setup, output)?;
+        let heard = Arc::new(HeardWords::new());
+        let OpenedLog { sink, directory: log_directory, logged } = self.open_log(setup, output, &heard)?;
         config.logged = logged;
+        let of_group = self.config.channels.iter().filter(|other| other.group == setup.group).count() as u64;
         let publisher = PublisherConfig {
             group: setup.group,
             channel: setup.id,
             outputs: self.output_indices(output),
             heartbeat_ns: output.map_or(HEARTBEAT_NS, |output| output.heartbeat_ns),
-            tail_packets_per_s: TAIL_PACKETS_PER_S,
+            tail_packets_per_s: (TAIL_PACKETS_PER_S / of_group.max(1)).max(1),
             send_ns_max: SEND_NS_MAX,
             log_directory,
         };
-        let publisher = Publisher::new(publisher, &sink);
+        let publisher = Publisher::new(publisher, &sink, heard);
         Ok(ChannelPipeline::new(PipelineParts {
             index,
             channel: Channel::new(config),
@@ -218,13 +250,18 @@ impl<'c> Wiring<'c> {
             recovery: self.open_recovery(setup)?,
             sink,
             publisher,
-            fence: Arc::clone(&self.fence),
+            fence: self.group_of(setup).fence,
             counters: self.registry.register(&setup.name, &COUNTERS),
             numberings: Arc::clone(&self.numberings),
         }))
     }
 
-    fn open_log(&mut self, setup: &ChannelSetup, output: Option<&OutputConfig>) -> Result<OpenedLog, GatewayError> {
+    fn open_log(
+        &mut self,
+        setup: &ChannelSetup,
+        output: Option<&OutputConfig>,
+        heard: &Arc<HeardWords>,
+    ) -> Result<OpenedLog, GatewayError> {
         let gateway = &self.config.gateway;
         let directory = gateway.log_dir.join(setup.id.0.to_string());
         let mut options = LogOptions::new(&directory, setup.id.0);
@@ -239,16 +276,28 @@ impl<'c> Wiring<'c> {
         let opened = mdgw_publog::open(options, unix_now().0)
             .map_err(|source| GatewayError::Log { channel: setup.name.clone(), source })?;
         tracing::info!(channel = setup.name, recovered = ?opened.recovered, "publication log");
+        let GroupParts { fence, epochs } = self.group_of(setup);
+        let logged =
+            opened.recovered.last.and_then(|(session, next)| Some((Session::from_bytes(session)?, Sequence(next))));
+        self.listened.push(ListenedChannel {
+            group: setup.group,
+            channel: setup.id,
+            log_directory: directory.clone(),
+            logged: logged.map(|(session, next)| StreamPosition::at(session, next)),
+            keep_from: opened.keeper.keep_from(),
+            epochs: Arc::clone(&epochs),
+            fence: Arc::clone(&fence),
+            words: Arc::clone(heard),
+        });
         self.keepers.push(opened.keeper);
         self.served.push(ServedChannel {
             group: setup.group,
             channel: setup.id,
             log_directory: directory.clone(),
             payload_bytes_max,
-            fence: Arc::clone(&self.fence),
+            fence,
+            epochs,
         });
-        let logged =
-            opened.recovered.last.and_then(|(session, next)| Some((Session::from_bytes(session)?, Sequence(next))));
         Ok(OpenedLog { sink: LogSink::new(opened.writer), directory, logged })
     }
 
@@ -292,6 +341,22 @@ impl<'c> Wiring<'c> {
         let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
         let socket = open_receive(&ReceiveOptions::new(any, None))?;
         Ok(Some(RecoverySocket { socket, server: recovery.server }))
+    }
+
+    /// Listens to the other gateway, where there may be one.
+    pub(super) fn start_standby(&mut self) -> Result<Option<Standby>, GatewayError> {
+        let channels = std::mem::take(&mut self.listened);
+        if self.overrides.leadership == Leadership::Alone {
+            return Ok(None);
+        }
+        let lines = self.config.outputs.iter().flat_map(|output| (0..).map(Line).zip(&output.lines));
+        let outputs = lines
+            .map(|(line, output)| ListenedOutput { line, address: output.address, interface: output.interface.clone() })
+            .collect();
+        let node = self.config.gateway.node;
+        let standby = Standby::start(StandbyConfig { node, outputs, channels, hole_ns_max: HOLE_NS_MAX })?;
+        self.watched.memberships.extend_from_slice(standby.memberships());
+        Ok(Some(standby))
     }
 
     /// What runs beside the pools.
@@ -344,7 +409,11 @@ const DATAGRAM_BYTES_MAX: usize = 2_048;
 const PAYLOAD_BYTES_MAX: usize = 1_472;
 /// Heartbeats of a channel without an output go nowhere.
 const HEARTBEAT_NS: u64 = 1_000_000_000;
-/// The floor of a takeover's tail: see the publisher.
+/// How many counts above what anybody vouches for an epoch is believed.
+const EPOCH_JUMP_MAX: u64 = 1_000;
+/// Ten time-outs of a receiver's request.
+const HOLE_NS_MAX: u64 = 500_000_000;
+/// The floor of a takeover's tail for a whole group: see the publisher.
 const TAIL_PACKETS_PER_S: u64 = 20_000;
 /// Half of the fence's default margin.
 const SEND_NS_MAX: u64 = 10_000_000;

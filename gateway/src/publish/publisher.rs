@@ -1,15 +1,16 @@
 //! One channel's way out: cursor, fence, heartbeats.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use mdgw_feeds::{
     identity::{ChannelId, Epoch, GroupId, Sequence, Session},
-    published::packet::PacketFlags,
+    published::{packet::PacketFlags, position::StreamPosition},
     time::{MonoNs, UnixNs},
 };
-use mdgw_publog::{Entry, LogError, Position, Reader, SessionBytes, Sought};
+use mdgw_publog::{Entry, LogError, Position, Reader, SessionBytes};
 
 use super::{
+    heard::HeardWords,
     packet::packet_header,
     sink::{LogSink, Numbering},
 };
@@ -33,8 +34,8 @@ pub struct PublisherConfig {
     pub outputs: Vec<OutputIndex>,
     /// After so long without a packet, a heartbeat goes out.
     pub heartbeat_ns: u64,
-    /// Entries per second while working off what the gateway before had not sent: more than comes in, less than
-    /// overruns receivers.
+    /// Least entries per second while working off what the gateway before had not sent; twice of what comes in, if
+    /// that is more: a slower tail never catches up, one without a limit overruns receivers.
     pub tail_packets_per_s: u64,
     /// A hand-over to the kernel that takes longer is counted: the time that the fence's margin allows for.
     pub send_ns_max: u64,
@@ -76,6 +77,8 @@ pub struct PublishCounts {
     pub overruns: u64,
     /// Trouble with reading the log for the tail, which then began later.
     pub log_failures: u64,
+    /// Entries that were not sent, since the gateway that led before had come further than this one.
+    pub passed_over: u64,
 }
 
 /// Sends one channel's log. Driven by whoever holds the channel's claim: nobody else moves the cursor.
@@ -87,8 +90,9 @@ pub struct Publisher {
     /// Under which the last packet went out.
     epoch: Epoch,
     tail: Option<Tail>,
-    /// Where an opening begins; else where the lines are.
-    start: Option<Position>,
+    /// What was heard of whoever led before.
+    heard: Arc<HeardWords>,
+    input: InputRate,
     heartbeat_at: MonoNs,
     retry_at: Option<MonoNs>,
     wall: WallFromMono,
@@ -107,6 +111,45 @@ struct Tail {
     /// Where the log ended when the fence opened.
     until: Position,
     due: MonoNs,
+    /// The gateway before had come so far, which this one hasn't yet: nothing new is said until it has.
+    behind: Option<StreamPosition>,
+}
+
+impl Tail {
+    /// Goes on to the first entry that says more than was heard. How many were passed over.
+    fn pass_over(&mut self) -> u64 {
+        let mut count = 0;
+        while let Some(heard) = self.behind
+            && let Some(entry) = self.reader.peek()
+        {
+            if ends_by(&entry, heard) {
+                self.reader.next();
+                count += 1;
+            } else {
+                self.behind = None;
+            }
+        }
+        count
+    }
+}
+
+/// How fast the log grows.
+#[derive(Clone, Copy, Debug)]
+struct InputRate {
+    entries: u64,
+    at: MonoNs,
+    per_s: u64,
+}
+
+impl InputRate {
+    fn measure(&mut self, entries: u64, now: MonoNs) -> u64 {
+        let ns = now.since(self.at);
+        if ns >= RATE_WINDOW_NS {
+            let per_s = u128::from(entries - self.entries) * u128::from(NS_PER_S) / u128::from(ns);
+            *self = Self { entries, at: now, per_s: u64::try_from(per_s).unwrap_or(u64::MAX) };
+        }
+        self.per_s
+    }
 }
 
 /// Where in the log a packet says the channel stands.
@@ -118,40 +161,29 @@ struct Standing {
 }
 
 impl Publisher {
-    /// Begins at the end of the log: what an earlier run left there has been sent, or is for
-    /// [`start_from`](Self::start_from) to name.
+    /// Begins at the end of the log, unless another gateway was `heard`: what an earlier run left there has been sent.
     ///
     /// # Panics
     /// With more than four outputs.
     #[must_use]
-    pub fn new(config: PublisherConfig, log: &LogSink) -> Self {
+    pub fn new(config: PublisherConfig, log: &LogSink, heard: Arc<HeardWords>) -> Self {
         assert!(config.outputs.len() <= LINES_MAX);
         let at = log.writer().end();
         let lines = config.outputs.iter().map(|output| LineCursor { output: *output, at }).collect();
+        let now = mono_now();
         Self {
             config,
             lines,
             mode: PublishMode::Closed,
             epoch: Epoch::default(),
             tail: None,
-            start: None,
-            heartbeat_at: mono_now(),
+            heard,
+            input: InputRate { entries: log.writer().counts().entries, at: now, per_s: 0 },
+            heartbeat_at: now,
             retry_at: None,
             wall: WallFromMono::new(),
             counts: PublishCounts::default(),
         }
-    }
-
-    /// What the next opening begins with: the first entry that settles `sequence` or something after it, as heard from
-    /// the gateway that led before. Takes effect while closed. Makes system calls.
-    ///
-    /// # Errors
-    /// When the log can't be read.
-    pub fn start_from(&mut self, session: Session, sequence: Sequence) -> Result<Sought, LogError> {
-        let mut reader = Reader::open(&self.config.log_directory, self.config.channel.0)?;
-        let sought = reader.seek(session.to_bytes(), sequence.0)?;
-        self.start = Some(reader.position());
-        Ok(sought)
     }
 
     /// Sends what is due, until it is all handed over, or the kernel or the fence takes no more. The time of the last
@@ -174,8 +206,14 @@ impl Publisher {
                 break;
             };
             if self.mode == PublishMode::Closed || epoch != self.epoch {
-                self.open(epoch, log, now);
-                self.hand_over_heartbeat(log, now, buffers, io);
+                if let Some(heard) = self.open(epoch, log) {
+                    // Before anything is looked up in the log: receivers fence the old leader from here on.
+                    self.hand_over_standing(&Standing::at(heard), now, buffers, io);
+                    self.begin_tail(Some(heard), log, now);
+                } else {
+                    self.begin_tail(None, log, now);
+                    self.hand_over_heartbeat(log, fence, buffers, io);
+                }
                 continue;
             }
             let progress = match self.mode {
@@ -194,7 +232,8 @@ impl Publisher {
     /// When [`Self::on_deadline`] wants to be called.
     #[must_use]
     pub fn next_deadline(&self) -> Option<MonoNs> {
-        let tail = self.tail.as_ref().map(|tail| tail.due);
+        // While it is behind, what it waits for is its input.
+        let tail = self.tail.as_ref().filter(|tail| tail.behind.is_none()).map(|tail| tail.due);
         let heartbeat = (!self.lines.is_empty()).then_some(self.heartbeat_at);
         [heartbeat, self.retry_at, tail].into_iter().flatten().min()
     }
@@ -214,14 +253,12 @@ impl Publisher {
             self.heartbeat_at = now.plus(self.config.heartbeat_ns);
             log.begin(self.wall.at(now));
             log.settle();
+            self.input.measure(log.writer().counts().entries, now);
         }
         let before = self.counts.packets;
         self.send_from(log, fence, buffers, io);
         if is_due && self.counts.packets == before && self.mode != PublishMode::Closed {
-            let now = mono_now();
-            if fence.pass(now) == Some(self.epoch) {
-                self.hand_over_heartbeat(log, now, buffers, io);
-            }
+            self.hand_over_heartbeat(log, fence, buffers, io);
         }
     }
 
@@ -246,21 +283,66 @@ impl Publisher {
         }
     }
 
-    /// Every opening is a takeover, from the place last sent.
+    /// Every opening is a takeover. What has been heard of the gateway that led before, unless this one has led since.
     #[cold]
-    fn open(&mut self, epoch: Epoch, log: &LogSink, now: MonoNs) {
+    fn open(&mut self, epoch: Epoch, log: &LogSink) -> Option<StreamPosition> {
         self.counts.openings += 1;
+        let heard = self.heard.get();
+        let is_own_turn_later = self.counts.openings > 1 && heard.epoch <= self.epoch;
         self.epoch = epoch;
+        self.mode = PublishMode::Tail;
+        self.tail = None;
+        heard.credible(log.ready()).filter(|_| !is_own_turn_later)
+    }
+
+    /// From what was heard, else from the place last sent.
+    #[cold]
+    fn begin_tail(&mut self, heard: Option<StreamPosition>, log: &LogSink, now: MonoNs) {
         let until = log.writer().end();
-        let sent = self.lines.iter().map(|line| line.at).min();
-        let start = self.start.take().or(sent).filter(|start| *start < until);
-        let reader = start.and_then(|start| self.read_from(start));
-        if let Some(reader) = reader {
-            self.mode = PublishMode::Tail;
-            self.tail = Some(Tail { reader, until, due: now });
-        } else {
-            self.go_live(start.unwrap_or(until), log);
+        let behind = heard.filter(|heard| log.ready().is_none_or(|ready| ready < *heard));
+        let is_level = heard.is_some_and(|heard| log.ready() == Some(heard));
+        let sent = self.lines.iter().map(|line| line.at).min().unwrap_or(until);
+        let reader = match heard {
+            Some(_) if behind.is_some() => self.read_from(until),
+            Some(_) if is_level => None,
+            Some(heard) => self.read_from_heard(heard),
+            None if sent < until => self.read_from(sent),
+            None => None,
+        };
+        match reader {
+            Some(reader) if behind.is_some() || reader.position() < until => {
+                for line in &mut self.lines {
+                    line.at = reader.position();
+                }
+                self.tail = Some(Tail { reader, until, due: now, behind });
+            }
+            Some(_) => self.go_live(until, log),
+            None if is_level => self.go_live(until, log),
+            // The files don't tell. What memory still has is more than enough, or all there is.
+            None if heard.is_some() => self.go_live(log.writer().oldest_pending(), log),
+            None => self.go_live(sent, log),
         }
+    }
+
+    /// A reader at the first entry that says more than was heard, or at the oldest if that is gone.
+    fn read_from_heard(&mut self, heard: StreamPosition) -> Option<Reader> {
+        let open = || -> Result<(Reader, bool), LogError> {
+            let mut reader = Reader::open(&self.config.log_directory, self.config.channel.0)?;
+            // The first part of a message may stand in an entry that settles only what came before it.
+            reader.seek(heard.session.to_bytes(), heard.sequence.0.saturating_sub(1))?;
+            while reader.peek().is_some_and(|entry| ends_by(&entry, heard)) {
+                reader.next();
+            }
+            let is_gone = reader
+                .peek()
+                .is_some_and(|entry| entry.session == heard.session.to_bytes() && entry.first > heard.sequence.0);
+            Ok((reader, is_gone))
+        };
+        let opened = open();
+        self.counts.log_failures += u64::from(opened.is_err());
+        let (reader, is_gone) = opened.ok()?;
+        self.counts.overruns += u64::from(is_gone);
+        Some(reader)
     }
 
     /// A reader at `start`, or at the oldest entry if that is gone; `None` if the log's files do not have the place.
@@ -294,8 +376,15 @@ impl Publisher {
         io: &mut I,
     ) -> Progress {
         let Some(tail) = self.tail.as_mut().filter(|tail| tail.due <= now) else { return Progress::Nothing };
-        let is_through = tail.reader.peek().is_none_or(|entry| entry.position >= tail.until);
-        if is_through {
+        self.counts.passed_over += tail.pass_over();
+        if tail.behind.is_some() {
+            return Progress::Nothing;
+        }
+        // What came since the opening waits behind the tail, and goes out at its pace while it is more than a portion.
+        let is_in_tail = tail.reader.peek().is_some_and(|entry| entry.position < tail.until);
+        let mut waiting = log.writer().pending(tail.reader.position());
+        let is_short = waiting.as_mut().is_some_and(|waiting| waiting.nth(TAIL_PORTION_PACKETS).is_none());
+        if !is_in_tail && (is_short || tail.reader.peek().is_none()) {
             // From here on the writer's own memory has it.
             let at = tail.reader.position();
             self.go_live(at, log);
@@ -305,9 +394,11 @@ impl Publisher {
         let portion = (PACKETS_MAX / self.lines.len()).min(TAIL_PORTION_PACKETS);
         let mut batch = buffers.begin();
         let mut count = 0;
+        let flags = if is_in_tail { PacketFlags::RETRANSMISSION } else { PacketFlags::default() };
         for line in &self.lines {
-            let entries = tail.reader.ahead().take(portion).take_while(|entry| entry.position < tail.until);
-            count = fill(&mut batch, entries, &headers, PacketFlags::RETRANSMISSION, line.output);
+            let entries = tail.reader.ahead().take(portion);
+            let entries = entries.take_while(|entry| !is_in_tail || entry.position < tail.until);
+            count = fill(&mut batch, entries, &headers, flags, line.output);
         }
         let HandedOver { taken, at, .. } = hand_over(&batch, now, io, &self.config, &mut self.counts);
         // The last line was served last, so it has the least.
@@ -319,8 +410,11 @@ impl Publisher {
         for line in &mut self.lines {
             line.at = tail.reader.position();
         }
-        let portion_ns = (whole.max(1) as u64).saturating_mul(NS_PER_S) / self.config.tail_packets_per_s.max(1);
-        tail.due = now.plus(portion_ns);
+        let input_per_s = self.input.measure(log.writer().counts().entries, now);
+        let per_s = self.config.tail_packets_per_s.max(input_per_s.saturating_mul(2)).max(1);
+        let portion_ns = (whole.max(1) as u64).saturating_mul(NS_PER_S) / per_s;
+        // A timer that comes late doesn't make the tail slower, nor does a long stall make it a burst.
+        tail.due = tail.due.max(MonoNs(now.0.saturating_sub(TAIL_LATE_NS_MAX))).plus(portion_ns);
         self.counts.tail_packets += taken as u64;
         self.heartbeat_at = at.plus(self.config.heartbeat_ns);
         Progress::Sent(at)
@@ -376,11 +470,31 @@ impl Publisher {
         Progress::Sent(at)
     }
 
-    /// Says under which epoch and how far the channel has been sent. Not tried again: the next one is due soon.
-    fn hand_over_heartbeat<I: ThreadIo>(&mut self, log: &LogSink, now: MonoNs, buffers: &mut SendBuffers, io: &mut I) {
+    /// Says under which epoch and how far the channel has been sent, if the fence lets it.
+    fn hand_over_heartbeat<I: ThreadIo>(
+        &mut self,
+        log: &LogSink,
+        fence: &Fence,
+        buffers: &mut SendBuffers,
+        io: &mut I,
+    ) {
         let Some(standing) = self.standing(log) else { return };
+        let now = mono_now();
+        if fence.pass(now) == Some(self.epoch) {
+            self.hand_over_standing(&standing, now, buffers, io);
+        }
+    }
+
+    /// A heartbeat. Not tried again: the next one is due soon.
+    fn hand_over_standing<I: ThreadIo>(
+        &mut self,
+        standing: &Standing,
+        now: MonoNs,
+        buffers: &mut SendBuffers,
+        io: &mut I,
+    ) {
         let headers = HeaderMaker { config: &self.config, epoch: self.epoch, send_time: self.wall.at(now) };
-        let header = headers.of_standing(&standing);
+        let header = headers.of_standing(standing);
         let mut batch = buffers.begin();
         for line in &self.lines {
             // At most LINES_MAX packets: there is room.
@@ -394,6 +508,9 @@ impl Publisher {
     /// `None` before the first session, and while packets that say more wait to be tried again.
     fn standing(&mut self, log: &LogSink) -> Option<Standing> {
         if let Some(tail) = self.tail.as_mut() {
+            if let Some(heard) = tail.behind {
+                return Some(Standing::at(heard));
+            }
             let entry = tail.reader.peek()?;
             return Some(Standing { session: entry.session, next: entry.first, has_ended: false });
         }
@@ -402,6 +519,22 @@ impl Publisher {
         let Numbering { session, committed, has_ended, .. } = *numbering;
         Some(Standing { session, next: committed.0, has_ended })
     }
+}
+
+impl Standing {
+    fn at(position: StreamPosition) -> Self {
+        Self { session: position.session.to_bytes(), next: position.sequence.0, has_ended: false }
+    }
+}
+
+/// Whether an entry says nothing beyond `heard`.
+fn ends_by(entry: &Entry<'_>, heard: StreamPosition) -> bool {
+    let range = (Sequence(entry.first), Sequence(entry.next));
+    Session::from_bytes(entry.session).is_some_and(|session| {
+        let (from, until) = StreamPosition::span_of_body(session, range, entry.payload);
+        // An entry that settles nothing has something to say where it stands.
+        until < heard || (until == heard && from < until)
+    })
 }
 
 /// What one round of sending came to.
@@ -499,4 +632,8 @@ const LINES_MAX: usize = 4;
 const RETRY_NS: u64 = 100_000;
 /// So many, then other channels have their turn.
 const TAIL_PORTION_PACKETS: usize = 32;
+/// How much later than planned a portion of the tail may be and still count as sent in time.
+const TAIL_LATE_NS_MAX: u64 = 2_000_000;
+/// Over what time the input's rate is measured, at least.
+const RATE_WINDOW_NS: u64 = 20_000_000;
 const NS_PER_S: u64 = 1_000_000_000;

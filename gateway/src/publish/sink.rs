@@ -3,7 +3,7 @@
 use mdgw_feeds::{
     frame::{FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameMeta, FrameSink},
     identity::{Sequence, Session},
-    published::packet::PacketFlags,
+    published::{packet::PacketFlags, position::StreamPosition},
     time::UnixNs,
 };
 use mdgw_publog::{SessionBytes, Writer};
@@ -92,6 +92,13 @@ impl LogSink {
     #[must_use]
     pub fn numbering(&self) -> Option<&Numbering> {
         self.numbering.as_ref()
+    }
+
+    /// How far the committed entries have come.
+    #[must_use]
+    pub fn ready(&self) -> Option<StreamPosition> {
+        let numbering = self.numbering?;
+        Some(StreamPosition::at(Session::from_bytes(numbering.session)?, numbering.committed))
     }
 
     /// The log.

@@ -9,10 +9,13 @@ use std::{
 use mdgw_feeds::{
     frame::{FrameFlags, FrameKind, FrameMeta, FrameSink},
     identity::{ChannelId, Epoch, Feed, GroupId, Line, Sequence, Session},
-    published::packet::{PacketFlags, parse_packet},
+    published::{
+        packet::{PacketFlags, parse_packet},
+        position::StreamPosition,
+    },
     time::{MonoNs, TradingDate, UnixNs},
 };
-use mdgw_publog::{Keeper, LogOptions, Opened, Sought};
+use mdgw_publog::{Keeper, LogOptions, Opened};
 
 use super::*;
 use crate::{
@@ -68,6 +71,7 @@ struct World {
     _directory: tempfile::TempDir,
     log: LogSink,
     keeper: Keeper,
+    heard: Arc<HeardWords>,
     publisher: Publisher,
     buffers: SendBuffers,
     io: TestIo,
@@ -118,10 +122,11 @@ impl World {
             send_ns_max: 10_000_000,
             log_directory: directory.path().to_owned(),
         };
-        let publisher = Publisher::new(config, &log);
+        let heard = Arc::new(HeardWords::new());
+        let publisher = Publisher::new(config, &log, Arc::clone(&heard));
         let io = TestIo { inner: EpollSet::new().unwrap().thread_io().unwrap(), refuse: 0, after: None };
         let buffers = SendBuffers::new(Outputs::new(outputs));
-        Self { _directory: directory, log, keeper, publisher, buffers, io, receivers }
+        Self { _directory: directory, log, keeper, heard, publisher, buffers, io, receivers }
     }
 
     /// Messages `[first, next)` as one datagram each.
@@ -143,6 +148,28 @@ impl World {
         }
     }
 
+    /// A message of four records, cut into three parts.
+    fn long_message(&mut self, sequence: u64) {
+        let meta = FrameMeta {
+            sequence: Sequence(sequence),
+            next: Sequence(sequence + 1),
+            kind: FrameKind::Message,
+            flags: FrameFlags::default(),
+            ts_recv: NOW.0,
+            ts_in_delta_ns: 0,
+        };
+        let mut record = [0; 560];
+        record[0] = 140;
+        self.log.frame(&meta, 5, &record.repeat(5));
+        self.log.flush();
+    }
+
+    /// Another gateway has been heard to publish what is before that place.
+    fn hear(&self, epoch: u64, restart: u32, sequence: u64, part: u16) {
+        let position = StreamPosition { session: Session { restart, ..session() }, sequence: Sequence(sequence), part };
+        self.heard.set(Heard { on_wire: Some(position), epoch: Epoch(epoch), confirmed: None });
+    }
+
     fn send(&mut self, fence: &Fence) {
         self.publisher.send_from(&mut self.log, fence, &mut self.buffers, &mut self.io);
     }
@@ -158,13 +185,16 @@ impl World {
         while let Ok(length) = self.receivers[line].recv(&mut datagram) {
             let packet = parse_packet(&datagram[..length]).unwrap();
             let meta = packet.meta;
-            assert_eq!((meta.group, meta.channel, meta.session), (GroupId(2), ChannelId(3), session()));
+            assert_eq!((meta.group, meta.channel), (GroupId(2), ChannelId(3)));
             assert!(meta.send_time_ns > NOW.0);
             let names =
                 [(PacketFlags::HEARTBEAT, 'h'), (PacketFlags::RETRANSMISSION, 'r'), (PacketFlags::END_OF_SESSION, 'e')];
             let flags: String =
                 names.iter().filter(|(flag, _)| meta.flags.contains(*flag)).map(|(_, letter)| letter).collect();
-            texts.push(format!("{} [{},{}) {flags}{}", meta.epoch.0, meta.first.0, meta.next.0, packet.frame_count));
+            let restart = if meta.session == session() { String::new() } else { format!("#{} ", meta.session.restart) };
+            let part = packet.part.map_or(String::new(), |part| format!(".{}", part.part));
+            let (first, next) = (meta.first.0, meta.next.0);
+            texts.push(format!("{} {restart}[{first},{next}){part} {flags}{}", meta.epoch.0, packet.frame_count));
         }
         texts
     }
@@ -220,6 +250,7 @@ fn an_earlier_run_is_not_published_again() {
             log_directory: "/nowhere".into(),
         },
         &world.log,
+        Arc::default(),
     );
     world.send(&Fence::stand_alone(Epoch(1)));
     assert_eq!(world.received(0), ["1 [4,4) h0"]);
@@ -266,7 +297,7 @@ fn a_takeover_begins_where_the_old_leader_was_heard_last() {
     world.log.session(session(), Sequence(1));
     // Several segments: the place is no longer in the writer's memory.
     world.messages(1, 3_000);
-    assert_eq!(world.publisher.start_from(session(), Sequence(2_900)).unwrap(), Sought::Found);
+    world.hear(1, 0, 2_900, 0);
     world.send(&Fence::stand_alone(Epoch(2)));
     while world.publisher.mode() == PublishMode::Tail {
         world.send(&Fence::stand_alone(Epoch(2)));
@@ -277,6 +308,128 @@ fn a_takeover_begins_where_the_old_leader_was_heard_last() {
     world.messages(3_000, 3_002);
     world.send(&Fence::stand_alone(Epoch(2)));
     assert_eq!(world.received(0), live(2, 3_000..3_002));
+}
+
+#[test]
+fn a_takeover_inside_a_message_goes_on_with_its_next_part() {
+    // Silent messages before the long one are settled by its first part.
+    for (part, expected) in [
+        (0, &["2 [4,4) h0", "2 [2,4).0 r1", "2 [4,4).1 r1", "2 [4,5).2 r1", "2 [5,6) r1"][..]),
+        (1, &["2 [4,4) h0", "2 [4,4).1 r1", "2 [4,5).2 r1", "2 [5,6) r1"]),
+        (2, &["2 [4,4) h0", "2 [4,5).2 r1", "2 [5,6) r1"]),
+    ] {
+        let mut world = World::new(&Setup::default());
+        world.log.session(session(), Sequence(1));
+        world.messages(1, 2);
+        world.log.settled(Sequence(4));
+        world.long_message(4);
+        world.messages(5, 6);
+        world.hear(1, 0, 4, part);
+        world.send(&Fence::stand_alone(Epoch(2)));
+        assert_eq!(world.received(0), expected, "{part} parts were heard");
+    }
+}
+
+#[test]
+fn a_takeover_across_a_new_numbering_says_the_rest_of_the_old_one_first() {
+    let mut world = World::new(&Setup::default());
+    world.log.session(session(), Sequence(1));
+    world.messages(1, 4);
+    world.log.session(Session { restart: 1, ..session() }, Sequence(1));
+    world.messages(1, 3);
+    world.hear(1, 0, 3, 0);
+    world.send(&Fence::stand_alone(Epoch(2)));
+    assert_eq!(world.received(0), ["2 [3,3) h0", "2 [3,4) r1", "2 #1 [1,2) r1", "2 #1 [2,3) r1"]);
+}
+
+#[test]
+fn whoever_is_behind_says_nothing_new_until_it_has_caught_up() {
+    let mut world = World::new(&Setup::default());
+    let fence = Fence::stand_alone(Epoch(2));
+    world.log.session(session(), Sequence(1));
+    world.messages(1, 4);
+    let confirmed = Some(StreamPosition::at(session(), Sequence(6)));
+    world.heard.set(Heard { on_wire: None, epoch: Epoch(1), confirmed });
+    world.send(&fence);
+    assert_eq!(world.received(0), ["2 [6,6) h0"]);
+    world.messages(4, 5);
+    world.send(&fence);
+    assert_eq!(world.received(0), [""; 0]);
+    let heartbeat = world.publisher.next_deadline().unwrap();
+    assert!(heartbeat > mono_now(), "only its input brings it on");
+    world.deadline(heartbeat, &fence);
+    assert_eq!(world.received(0), ["2 [6,6) h0"]);
+    world.messages(5, 8);
+    world.send(&fence);
+    assert_eq!(world.received(0), ["2 [6,7) 1", "2 [7,8) 1"]);
+    assert_eq!(world.publisher.counts().passed_over, 2);
+}
+
+#[test]
+fn what_was_heard_beyond_the_own_input_is_not_believed() {
+    let mut world = World::new(&Setup::default());
+    world.log.session(session(), Sequence(1));
+    world.messages(1, 4);
+    // Forged: neither the input nor the peer has it.
+    world.hear(1, 0, 1 << 40, 0);
+    world.send(&Fence::stand_alone(Epoch(2)));
+    world.messages(4, 5);
+    world.send(&Fence::stand_alone(Epoch(2)));
+    assert_eq!(world.received(0), ["2 [4,4) h0", "2 [4,5) 1"]);
+}
+
+#[test]
+fn a_gateway_that_comes_back_goes_on_from_whoever_was_later() {
+    let mut world = World::new(&Setup::default());
+    let fence = Fence::closed();
+    world.log.session(session(), Sequence(1));
+    world.messages(1, 3);
+    world.hear(1, 0, 2, 0);
+    fence.open(Epoch(2), MonoNs(u64::MAX));
+    world.send(&fence);
+    assert_eq!(world.received(0), ["2 [2,2) h0", "2 [2,3) r1"]);
+    // It lapses, and nobody else has led meanwhile.
+    fence.close();
+    world.send(&fence);
+    world.messages(3, 6);
+    fence.open(Epoch(3), MonoNs(u64::MAX));
+    world.send(&fence);
+    assert_eq!(world.received(0), ["3 [3,3) h0", "3 [3,4) r1", "3 [4,5) r1", "3 [5,6) r1"]);
+    // It lapses, and another one has led up to 8.
+    fence.close();
+    world.send(&fence);
+    world.messages(6, 10);
+    world.hear(4, 0, 8, 0);
+    fence.open(Epoch(5), MonoNs(u64::MAX));
+    world.send(&fence);
+    assert_eq!(world.received(0), ["5 [8,8) h0", "5 [8,9) r1", "5 [9,10) r1"]);
+}
+
+#[test]
+fn what_comes_while_the_tail_is_worked_off_does_not_go_out_in_a_burst() {
+    let mut world = World::new(&Setup { tail_packets_per_s: 2_000, ..Setup::default() });
+    let fence = Fence::stand_alone(Epoch(2));
+    world.log.session(session(), Sequence(1));
+    world.messages(1, 40);
+    world.hear(1, 0, 1, 0);
+    world.send(&fence);
+    let mut said = world.received(0);
+    assert_eq!(said.len(), 1 + 32);
+    world.messages(40, 400);
+    while world.publisher.mode() == PublishMode::Tail {
+        let due = world.publisher.next_deadline().unwrap();
+        while mono_now() < due {
+            std::hint::spin_loop();
+        }
+        world.deadline(due, &fence);
+        let more = world.received(0);
+        // One portion, and what a late timer has let pile up.
+        assert!(more.len() <= 4 * 32 + 1, "{} at once", more.len());
+        said.extend(more);
+    }
+    said.retain(|text| !text.contains('h'));
+    let again = live(2, 1..40).iter().map(|text| text.replace(") 1", ") r1")).collect::<Vec<_>>();
+    assert_eq!(said, [again, live(2, 40..400)].concat());
 }
 
 #[test]

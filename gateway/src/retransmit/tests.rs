@@ -58,6 +58,7 @@ impl World {
             log_directory: directory.path().to_owned(),
             payload_bytes_max: 1_408,
             fence: Arc::new(Fence::stand_alone(Epoch(9))),
+            epochs: Arc::new(KnownEpochs::new(Epoch(9), 1)),
         };
         let config = RetransmissionConfig { listen: "127.0.0.1:0".parse().unwrap(), limits };
         let service = RetransmissionService::new(&config, vec![served]).unwrap();

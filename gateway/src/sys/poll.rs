@@ -11,11 +11,13 @@ use std::{
 ///
 /// # Errors
 /// As poll(2).
-pub fn readable<const N: usize>(descriptors: [BorrowedFd<'_>; N], limit: Duration) -> io::Result<bool> {
-    let mut polled =
-        descriptors.map(|descriptor| libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+pub fn readable<'f>(descriptors: impl IntoIterator<Item = BorrowedFd<'f>>, limit: Duration) -> io::Result<bool> {
+    let mut polled: Vec<_> = descriptors
+        .into_iter()
+        .map(|descriptor| libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 })
+        .collect();
     let limit_ms = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
-    let count = libc::nfds_t::try_from(N).unwrap_or(0);
+    let count = libc::nfds_t::try_from(polled.len()).unwrap_or(0);
     // SAFETY: poll(2) reads and writes `count` elements of `polled`, which has that many.
     let ready = unsafe { libc::poll(polled.as_mut_ptr(), count, limit_ms) };
     if ready < 0 {

@@ -1,0 +1,23 @@
+//! The other gateway of a pair, as this one hears it: so that it can go on where that one stops.
+//!
+//! ```text
+//!  leader's output ──► listener ──► epochs (believed or not) ──► tracker ──► HeardWords ──► publisher, when the fence opens
+//!                         ▲                                        ▲
+//!  own publication log ───┘ follower: how far this gateway is      └── what the peer has told over the pair link
+//! ```
+//! All of it runs on one cold thread. It decides nothing: the fence does, and who writes that is the election.
+//!
+//! A position too low costs repeated packets, which receivers drop; one too high loses messages. So whatever is in doubt
+//! counts as not heard: what lies beyond the own input (anybody may write to a multicast group), what came under an epoch
+//! that nobody vouches for, and all that follows a hole, for a while.
+
+mod epochs;
+mod follower;
+mod listener;
+mod tracker;
+
+pub use epochs::KnownEpochs;
+pub use listener::{
+    Board, ChannelBoard, ListenedChannel, ListenedOutput, ListenerCounts, Standby, StandbyConfig, StandbyError,
+};
+pub use tracker::{HeardTracker, TrackerCounts};

@@ -1,0 +1,387 @@
+//! The thread that listens.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, ErrorKind},
+    net::{SocketAddrV4, UdpSocket},
+    os::fd::AsFd,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use mdgw_feeds::{
+    drop_reason::{DropCounts, DropReason},
+    identity::{ChannelId, Epoch, GroupId, Line},
+    published::{
+        packet::{PACKET_BYTES_MAX, parse_packet},
+        position::StreamPosition,
+    },
+    time::MonoNs,
+};
+use mdgw_publog::{KeepFrom, LogError};
+
+use super::{epochs::KnownEpochs, follower::LogFollower, tracker::HeardTracker};
+use crate::{
+    fence::Fence,
+    net::sockets::{Interface, Membership, ReceiveOptions, ReceiveSocket, SocketError, open_receive},
+    publish::{Heard, HeardWords},
+    sys::{clock::mono_now, poll},
+};
+
+/// What is listened to.
+#[derive(Debug)]
+pub struct StandbyConfig {
+    /// This gateway's number: its own packets may come back to it.
+    pub node: u8,
+    /// The lines that carry the groups.
+    pub outputs: Vec<ListenedOutput>,
+    /// The channels.
+    pub channels: Vec<ListenedChannel>,
+    /// How long a packet that was lost on the way to here holds a channel's position: what receivers need to ask for it
+    /// themselves.
+    pub hole_ns_max: u64,
+}
+
+/// One output line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenedOutput {
+    /// Its place among the lines of its output.
+    pub line: Line,
+    /// Group and port.
+    pub address: SocketAddrV4,
+    /// The interface on which the group is joined.
+    pub interface: Interface,
+}
+
+/// One channel of it.
+#[derive(Debug)]
+pub struct ListenedChannel {
+    /// The group that it belongs to.
+    pub group: GroupId,
+    /// The channel.
+    pub channel: ChannelId,
+    /// Where its own log's segments lie.
+    pub log_directory: PathBuf,
+    /// How far the log had come when it was opened.
+    pub logged: Option<StreamPosition>,
+    /// Protects the log's segments.
+    pub keep_from: KeepFrom,
+    /// Epochs of its group.
+    pub epochs: Arc<KnownEpochs>,
+    /// Of its group.
+    pub fence: Arc<Fence>,
+    /// Where the publisher finds what was heard.
+    pub words: Arc<HeardWords>,
+}
+
+/// What cold threads know of the channels, for each other.
+#[derive(Debug, Default)]
+pub struct Board(Mutex<BTreeMap<ChannelId, ChannelBoard>>);
+
+/// One channel on the [`Board`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChannelBoard {
+    /// Its group.
+    pub group: GroupId,
+    /// How far the own log has come.
+    pub ready: Option<StreamPosition>,
+    /// What was heard of the other gateway's output.
+    pub heard: Heard,
+    /// Packets of the other gateway's output, on all lines.
+    pub packets: u64,
+    /// Own packets that came back, on all lines.
+    pub own_packets: u64,
+    /// When the last packet of a believed epoch came.
+    pub heard_at: MonoNs,
+}
+
+impl Board {
+    /// What is known of a channel.
+    #[must_use]
+    pub fn get(&self, channel: ChannelId) -> Option<ChannelBoard> {
+        self.lock().get(&channel).copied()
+    }
+
+    /// What is known of all.
+    #[must_use]
+    pub fn all(&self) -> BTreeMap<ChannelId, ChannelBoard> {
+        self.lock().clone()
+    }
+
+    /// The peer has told, authenticated, that everything before that place was published.
+    pub fn confirm(&self, channel: ChannelId, position: StreamPosition) {
+        if let Some(board) = self.lock().get_mut(&channel) {
+            board.heard.confirmed = board.heard.confirmed.max(Some(position));
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<ChannelId, ChannelBoard>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the listener counts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListenerCounts {
+    /// Datagrams that came.
+    pub datagrams: u64,
+    /// What was not used, by reason.
+    pub drops: DropCounts,
+    /// Holes that nothing filled in time.
+    pub holes_given_up: u64,
+}
+
+/// The running listener. Stops when it is dropped.
+#[derive(Debug)]
+pub struct Standby {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<ListenerCounts>>,
+    board: Arc<Board>,
+    memberships: Vec<Membership>,
+}
+
+impl Standby {
+    /// Opens the sockets and the logs, and starts the thread.
+    ///
+    /// # Errors
+    /// When a group can't be joined, a log can't be read, or a thread can't be had.
+    pub fn start(config: StandbyConfig) -> Result<Self, StandbyError> {
+        let mut sockets = Vec::with_capacity(config.outputs.len());
+        let mut memberships = Vec::new();
+        for output in &config.outputs {
+            let socket = open_receive(&ReceiveOptions::new(output.address, Some(output.interface.clone())))?;
+            memberships.extend(socket.membership());
+            sockets.push(Listening::new(socket)?);
+        }
+        let mut channels = Vec::with_capacity(config.channels.len());
+        for listened in config.channels {
+            let ListenedChannel { group, channel, log_directory, logged, keep_from, epochs, fence, words } = listened;
+            let follower = LogFollower::new(&log_directory, channel, logged, keep_from)?;
+            let mut tracker = HeardTracker::new(config.hole_ns_max);
+            if let Some(logged) = logged {
+                tracker.set_ready(logged, mono_now());
+            }
+            let board = ChannelBoard { group, ready: logged, ..ChannelBoard::default() };
+            channels.push(Channel { id: channel, follower, tracker, epochs, fence, words, board });
+        }
+        let board = Arc::new(Board::default());
+        let listener = Listener {
+            node: config.node,
+            sockets,
+            channels,
+            board: Arc::clone(&board),
+            counts: ListenerCounts::default(),
+        };
+        listener.tell_board();
+        let stop = Arc::new(AtomicBool::new(false));
+        let of_thread = Arc::clone(&stop);
+        let thread = std::thread::Builder::new()
+            .name("mdgw-standby".to_owned())
+            .spawn(move || listener.run(&of_thread))
+            .map_err(StandbyError::Thread)?;
+        Ok(Self { stop, thread: Some(thread), board, memberships })
+    }
+
+    /// What is known of the channels.
+    #[must_use]
+    pub fn board(&self) -> &Arc<Board> {
+        &self.board
+    }
+
+    /// The groups that were joined, for a [`MembershipWatch`](crate::net::sockets::MembershipWatch).
+    #[must_use]
+    pub fn memberships(&self) -> &[Membership] {
+        &self.memberships
+    }
+
+    /// Ends the thread; what it counted.
+    #[must_use]
+    pub fn stop(mut self) -> ListenerCounts {
+        self.stop.store(true, Relaxed);
+        self.thread.take().and_then(|thread| thread.join().ok()).unwrap_or_default()
+    }
+}
+
+impl Drop for Standby {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // Its panic has been told when it came; the pools go on without.
+            let _panic = thread.join();
+        }
+    }
+}
+
+/// Why a gateway can't listen to its peer's output.
+#[derive(Debug, thiserror::Error)]
+pub enum StandbyError {
+    /// A socket.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// A log.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// A socket can't be shared.
+    #[error("cannot listen to the peer's output: {0}")]
+    Io(#[from] io::Error),
+    /// The thread.
+    #[error("cannot start the thread that listens to the peer's output: {0}")]
+    Thread(#[source] io::Error),
+}
+
+/// One socket; the group is left when it goes.
+#[derive(Debug)]
+struct Listening {
+    socket: UdpSocket,
+    _joined: ReceiveSocket,
+}
+
+impl Listening {
+    fn new(joined: ReceiveSocket) -> io::Result<Self> {
+        Ok(Self { socket: joined.socket().try_clone()?.into(), _joined: joined })
+    }
+}
+
+#[derive(Debug)]
+struct Channel {
+    id: ChannelId,
+    follower: LogFollower,
+    tracker: HeardTracker,
+    epochs: Arc<KnownEpochs>,
+    fence: Arc<Fence>,
+    words: Arc<HeardWords>,
+    board: ChannelBoard,
+}
+
+#[derive(Debug)]
+struct Listener {
+    node: u8,
+    sockets: Vec<Listening>,
+    channels: Vec<Channel>,
+    board: Arc<Board>,
+    counts: ListenerCounts,
+}
+
+impl Listener {
+    fn run(mut self, stop: &AtomicBool) -> ListenerCounts {
+        // Relaxed: the flag orders nothing, and a look a millisecond later is as good.
+        while !stop.load(Relaxed) {
+            if !self.turn() {
+                let sockets = self.sockets.iter().map(|listening| listening.socket.as_fd());
+                if let Err(error) = poll::readable(sockets, FOLLOW_INTERVAL) {
+                    tracing::error!(%error, "listening to the peer's output");
+                    std::thread::sleep(FOLLOW_INTERVAL);
+                }
+            }
+        }
+        self.counts.holes_given_up = self.channels.iter().map(|channel| channel.tracker.counts().holes_given_up).sum();
+        self.counts
+    }
+
+    /// Whether there may be more to do.
+    fn turn(&mut self) -> bool {
+        let now = mono_now();
+        let mut more = false;
+        // The own log first: it says what may be believed.
+        for channel in &mut self.channels {
+            more |= channel.follow(now);
+        }
+        let mut datagram = [0; PACKET_BYTES_MAX_OF_ANY];
+        for index in 0..self.sockets.len() {
+            for _ in 0..QUOTA {
+                match self.sockets[index].socket.recv(&mut datagram) {
+                    Ok(length) => self.datagram(&datagram[..length], now),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    // A socket that fails once may fail at once again; the next turn tries it anew.
+                    Err(_) => break,
+                }
+                more = true;
+            }
+        }
+        for channel in &mut self.channels {
+            channel.settle(now, &self.board);
+        }
+        more
+    }
+
+    fn datagram(&mut self, bytes: &[u8], now: MonoNs) {
+        self.counts.datagrams += 1;
+        if let Err(reason) = self.hear(bytes, now) {
+            if reason == DropReason::EpochJump && self.counts.drops.get(reason) == 0 {
+                tracing::warn!(
+                    alarm = "epoch-incredible",
+                    "a packet of an epoch that nobody vouches for: not believed"
+                );
+            }
+            self.counts.drops.count(reason);
+        }
+    }
+
+    fn hear(&mut self, bytes: &[u8], now: MonoNs) -> Result<(), DropReason> {
+        let packet = parse_packet(bytes)?;
+        let meta = packet.meta;
+        let is_of = |channel: &&mut Channel| (channel.board.group, channel.id) == (meta.group, meta.channel);
+        let channel = self.channels.iter_mut().find(is_of).ok_or(DropReason::ChannelUnknown)?;
+        if node_of(meta.epoch) == self.node {
+            channel.board.own_packets += 1;
+            return Ok(());
+        }
+        channel.epochs.hear(meta.epoch)?;
+        channel.board.packets += 1;
+        channel.board.heard_at = now;
+        channel.tracker.accept(StreamPosition::span_of(&packet), meta.epoch, now);
+        Ok(())
+    }
+
+    fn tell_board(&self) {
+        self.board.lock().extend(self.channels.iter().map(|channel| (channel.id, channel.board)));
+    }
+}
+
+impl Channel {
+    fn follow(&mut self, now: MonoNs) -> bool {
+        let more = self.follower.follow();
+        if let Some(ready) = self.follower.ready() {
+            self.tracker.set_ready(ready, now);
+        }
+        more
+    }
+
+    /// What has changed becomes known.
+    fn settle(&mut self, now: MonoNs, board: &Board) {
+        self.tracker.on_time(now);
+        self.board.ready = self.follower.ready();
+        let mut all = board.lock();
+        let shared = all.entry(self.id).or_insert(self.board);
+        let heard = Heard {
+            on_wire: self.tracker.position(),
+            epoch: self.tracker.epoch(),
+            // The pair link's part of it.
+            confirmed: shared.heard.confirmed,
+        };
+        if heard != self.board.heard {
+            self.board.heard = heard;
+            self.words.set(heard);
+        }
+        let is_leading = self.fence.allows(now);
+        self.follower.keep_from(heard.credible(self.board.ready).filter(|_| !is_leading));
+        *shared = self.board;
+    }
+}
+
+fn node_of(epoch: Epoch) -> u8 {
+    epoch.0.to_le_bytes()[0]
+}
+
+/// The own logs are followed so often while nothing is heard.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(1);
+/// Datagrams of one socket, then the others have their turn.
+const QUOTA: usize = 256;
+/// Outputs of any configured size.
+const PACKET_BYTES_MAX_OF_ANY: usize = 65_536;
+const _: () = assert!(PACKET_BYTES_MAX <= PACKET_BYTES_MAX_OF_ANY);
