@@ -13,6 +13,7 @@
 //! - [`timing`]: lease, renewal, margin; refused where two leases could overlap, with the arithmetic.
 //! - [`identity`], [`fitness`]: who stands, and how well it is.
 //! - [`record`], [`register`]: the versioned record that decides, and the three operations a store must offer.
+//! - [`lease`]: the core over a register.
 //! - [`peer`]: what gateways of one group say to each other beside the store.
 //! - [`auth`]: the shared key and what proves that a message is authentic and new.
 //! - [`latch`]: the face towards the gateway, after the pattern that is known as leader latch.
@@ -28,6 +29,7 @@ pub mod core;
 pub mod fitness;
 pub mod identity;
 pub mod latch;
+pub mod lease;
 pub mod peer;
 pub mod record;
 pub mod register;

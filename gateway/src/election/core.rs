@@ -251,8 +251,8 @@ pub enum Notice {
     HigherEpochHeard(Epoch),
     /// A planned hand-over did not take place.
     HandOverFailed {
-        /// To whom.
-        target: NodeId,
+        /// To whom; `None`: nobody could be chosen.
+        target: Option<NodeId>,
         /// Why.
         why: &'static str,
     },

@@ -59,6 +59,14 @@ pub struct Question {
     pub lease_ns: u64,
 }
 
+impl Question {
+    /// Whether the asker is who died.
+    #[must_use]
+    pub fn is_of(&self, notice: &DeathNotice) -> bool {
+        (self.asker, self.incarnation, self.epoch) == (notice.holder, notice.incarnation, notice.epoch)
+    }
+}
+
 /// How a gateway is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

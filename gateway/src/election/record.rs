@@ -33,6 +33,8 @@ pub struct Record {
     pub candidates: BTreeMap<NodeId, NodeName>,
     /// How this leadership was handed over, where it was.
     pub hand_over: Option<HandOver>,
+    /// Automatic moves in a row: each doubles the least tenure. 0 again after a long leadership.
+    pub moves: u32,
     /// No automatic moves. Never stops a leader from ending its own lease.
     pub pinned: bool,
     /// What the holder is configured to publish.
@@ -83,6 +85,12 @@ impl Record {
     #[must_use]
     pub fn is_held_by(&self, member: &Member) -> bool {
         self.holder.as_ref() == Some(member)
+    }
+
+    /// The same without holder: nobody needs to wait for it.
+    #[must_use]
+    pub fn released(&self) -> Self {
+        Self { holder: None, hand_over: None, renewal: self.renewal + 1, ..self.clone() }
     }
 
     /// As it stands in the store.
@@ -172,6 +180,7 @@ pub(crate) mod tests {
             fitness: Fitness::default(),
             candidates: [1, 2].map(|node| (NodeId(node), member(node, 0).name)).into(),
             hand_over: None,
+            moves: 0,
             pinned: false,
             configuration: ConfigurationMark { hash: 7, revision: 1, output_version: 1 },
         }

@@ -20,7 +20,7 @@ pub trait Register: Send {
     fn watch(&mut self);
 
     /// Gives up connections whose requests are overdue: what is asked next goes over a fresh one. What was under way
-    /// is answered as unknown, or not at all.
+    /// is answered as unknown, or not at all; [`Link::Doubtful`] is told before anything that comes over the new one.
     fn reconnect(&mut self);
 }
 
@@ -83,7 +83,8 @@ pub struct Ticket(pub u64);
 pub enum Link {
     /// Requests are answered.
     Up,
-    /// In doubt: it may come back.
+    /// In doubt: it may come back. Told before anything from a later connection, since that may lead to a store that
+    /// was restored meanwhile.
     Doubtful,
     /// The session has ended: what was known under it counts no more.
     Ended,

@@ -1,0 +1,265 @@
+//! A candidate: what it waits for, what stands in its way, and how it takes over.
+
+use std::collections::BTreeMap;
+
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
+
+use super::{DEATHS_MAX, Leadership, Lease, Phase, Safeguard};
+use crate::election::{
+    core::{CloseReason, Obstacle, Output, Progress},
+    fitness::{FitnessClass, Standing},
+    identity::{NodeId, NodeName, next_epoch},
+    peer::{DeathNotice, PeerMessage, Question},
+    record::{ConfigurationMark, PeerStamp, Record},
+};
+
+/// This gateway said that it is ready to be handed the lead, at that moment.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Prepared {
+    pub(super) question: Question,
+    pub(super) stamp: MonoNs,
+}
+
+impl Lease {
+    /// What stands in its way now.
+    pub(super) fn candidate_turn(&mut self) {
+        if matches!(self.phase, Phase::Candidate) {
+            let obstacle = self.find_obstacle();
+            self.set_obstacle(obstacle);
+        }
+    }
+
+    /// The record that makes this gateway the holder, if its time has come.
+    pub(super) fn record_to_acquire(&mut self, now: MonoNs) -> Option<Record> {
+        if self.closing {
+            // An attempt that took effect after all.
+            let record = self.knowledge.record()?;
+            return record.is_held_by(&self.config.member).then(|| record.released());
+        }
+        if self.acquire_at().is_none_or(|at| now < at) {
+            return None;
+        }
+        let record = self.knowledge.record();
+        let known = [record.map_or_else(Epoch::default, |record| record.epoch), self.knowledge.highest_epoch()];
+        let own = [self.config.own_epoch, self.opened, self.heard];
+        let Some(epoch) = next_epoch(self.node(), known.into_iter().chain(own)) else {
+            self.set_obstacle(Some(Obstacle::EpochsUsedUp));
+            return None;
+        };
+        Some(self.record_of_own(epoch))
+    }
+
+    /// The record under which this gateway leads with `epoch`.
+    pub(super) fn record_of_own(&self, epoch: Epoch) -> Record {
+        let before = self.knowledge.record();
+        Record {
+            epoch,
+            holder: Some(self.config.member.clone()),
+            renewal: 0,
+            lease_ns: self.config.timing.lease_ns,
+            fitness: self.fitness,
+            candidates: self.candidates_after(before),
+            hand_over: None,
+            moves: before.map_or(0, |before| before.moves),
+            pinned: before.is_some_and(|before| before.pinned),
+            configuration: self.config.configuration,
+        }
+    }
+
+    /// Who may stand from now on. A newer configuration says it anew; else whoever was named stays named.
+    fn candidates_after(&self, before: Option<&Record>) -> BTreeMap<NodeId, NodeName> {
+        let mut candidates = match before {
+            Some(before) if before.configuration.revision >= self.config.configuration.revision => {
+                before.candidates.clone()
+            }
+            Some(_) | None => BTreeMap::new(),
+        };
+        candidates.extend(self.config.candidates.clone());
+        candidates.extend(self.admitted.clone());
+        candidates.insert(self.node(), self.config.member.name.clone());
+        candidates
+    }
+
+    /// When this gateway may take over, if nothing changes before. `None`: not before something changes.
+    pub(super) fn acquire_at(&self) -> Option<MonoNs> {
+        if self.closing || !self.knowledge.is_read() || self.hinders() {
+            return None;
+        }
+        let timing = &self.config.timing;
+        let (learned, settled) = (self.knowledge.learned(), self.knowledge.settled_from());
+        let due = match self.knowledge.record() {
+            None => learned.plus(timing.wait_ns()),
+            Some(record) => {
+                let wait_ns = timing.wait_for_ns(record.lease_ns);
+                if self.differs_from(record).is_some() {
+                    learned.plus(wait_ns.saturating_mul(DIFFERENCE_PATIENCE))
+                } else if record.holder.is_none() || self.is_dead(record) {
+                    settled.plus(wait_ns).max(learned)
+                } else {
+                    learned.plus(wait_ns)
+                }
+            }
+        };
+        let due = due.plus(self.rank().saturating_mul(timing.renew_ns / 2));
+        Some(self.promised.as_ref().map_or(due, |promised| due.max(promised.until)))
+    }
+
+    /// Whether something stands in the way that time alone doesn't remove.
+    fn hinders(&self) -> bool {
+        !matches!(self.find_obstacle(), None | Some(Obstacle::Promised | Obstacle::Configuration { .. }))
+    }
+
+    fn find_obstacle(&self) -> Option<Obstacle> {
+        if let Some(why) = &self.foreign {
+            return Some(Obstacle::ForeignRecord(why.clone()));
+        }
+        if self.standing == Standing::Joins {
+            return Some(Obstacle::Joining);
+        }
+        if let Some(obstacle) = self.own_obstacle() {
+            return Some(obstacle);
+        }
+        let record = self.knowledge.record()?;
+        let node = self.node();
+        if record.candidates.get(&node) != Some(&self.config.member.name) && !self.admitted.contains_key(&node) {
+            return Some(Obstacle::NotAdmitted);
+        }
+        if let Some(theirs) = self.differs_from(record) {
+            return Some(Obstacle::Configuration { theirs, ours: self.config.configuration });
+        }
+        self.promised.as_ref().map(|_| Obstacle::Promised)
+    }
+
+    /// What keeps this gateway from standing and from renewing.
+    pub(super) fn own_obstacle(&self) -> Option<Obstacle> {
+        let (error_ppm, error_ppm_max) = (self.clock_error_ppm, self.config.timing.rate_error_ppm);
+        if error_ppm > error_ppm_max {
+            return Some(Obstacle::ClockRate { error_ppm, error_ppm_max });
+        }
+        (self.progress == Progress::Stuck).then_some(Obstacle::NoProgress)
+    }
+
+    /// The record's configuration, if this gateway would publish something else under the same or an older revision.
+    fn differs_from(&self, record: &Record) -> Option<ConfigurationMark> {
+        let (theirs, ours) = (record.configuration, self.config.configuration);
+        let is_same = (theirs.hash, theirs.output_version) == (ours.hash, ours.output_version);
+        (!is_same && ours.revision <= theirs.revision).then_some(theirs)
+    }
+
+    /// How many of the others are to be let first: those known to stand that are fitter, or as fit and preferred or of
+    /// a lower number. It decides who tries first, never who may.
+    fn rank(&self) -> u64 {
+        let record = self.knowledge.record();
+        let holder = record.and_then(|record| record.holder.as_ref()).map(|holder| holder.node);
+        let named = |node: &NodeId| record.is_none_or(|record| record.candidates.contains_key(node));
+        let place =
+            |node: NodeId, class: FitnessClass| (std::cmp::Reverse(class), self.config.preferred != Some(node), node);
+        let own = place(self.node(), self.fitness.class());
+        let before = self.peers.iter().filter(|(node, peer)| {
+            let is_recent = self.knowledge.learned() <= peer.heard_at.plus(self.config.timing.lease_ns);
+            let stands = peer.state.standing == Standing::Stands && is_recent && named(node) && Some(**node) != holder;
+            stands && place(**node, peer.state.fitness.class()) < own
+        });
+        u64::try_from(before.count()).unwrap_or(u64::MAX)
+    }
+
+    /// The fence opens.
+    pub(super) fn open(&mut self, now: MonoNs, epoch: Epoch, deadline: MonoNs, named: BTreeMap<NodeId, NodeName>) {
+        self.opened = epoch;
+        self.prepared = None;
+        self.promised = None;
+        self.set_obstacle(None);
+        self.phase = Phase::Leading(Leadership::new(now, epoch, deadline, named));
+        self.say(Output::Open { epoch, deadline });
+    }
+
+    // ---- deaths ----
+
+    pub(super) fn on_death(&mut self, now: MonoNs, notice: DeathNotice) {
+        let own = &self.config.member;
+        if (notice.holder, notice.incarnation) == (own.node, own.incarnation) {
+            // Others act on it, whether it is true or not.
+            if matches!(self.phase, Phase::Leading(_)) && self.leading_epoch() == Some(notice.epoch) {
+                self.end_leadership(now, CloseReason::Lost);
+            }
+            return;
+        }
+        if !self.deaths.contains(&notice) {
+            if self.deaths.len() == DEATHS_MAX {
+                self.deaths.remove(0);
+            }
+            self.deaths.push(notice);
+        }
+        self.promised.take_if(|promised| promised.question.is_of(&notice));
+    }
+
+    pub(super) fn is_dead(&self, record: &Record) -> bool {
+        let Some(holder) = &record.holder else { return false };
+        self.deaths.contains(&DeathNotice { holder: holder.node, incarnation: holder.incarnation, epoch: record.epoch })
+    }
+
+    // ---- handed over to this gateway ----
+
+    pub(super) fn on_prepare(&mut self, now: MonoNs, from: NodeId, question: Question) {
+        if from != question.asker {
+            return;
+        }
+        let is_leaders = self.knowledge.record().is_some_and(|record| {
+            record.epoch == question.epoch
+                && record
+                    .holder
+                    .as_ref()
+                    .is_some_and(|holder| (holder.node, holder.incarnation) == (from, question.incarnation))
+        });
+        let is_ready = is_leaders
+            && !self.closing
+            && !self.hinders()
+            && matches!(self.phase, Phase::Candidate)
+            && self.asked.attempts.is_empty();
+        let message = if is_ready {
+            self.prepared = Some(Prepared { question, stamp: now });
+            PeerMessage::Prepared { question, stamp: PeerStamp(now.0) }
+        } else {
+            PeerMessage::PrepareRefused(question)
+        };
+        self.say(Output::Peer { to: from, message });
+    }
+
+    /// Opens on the record that answers this gateway's own word, and on no other.
+    pub(super) fn look_for_hand_over(&mut self, now: MonoNs) {
+        let Some(Prepared { question, stamp }) = &self.prepared else { return };
+        let Some(record) = self.knowledge.record() else { return };
+        let Some(hand_over) = &record.hand_over else { return };
+        let is_answer =
+            (hand_over.from, hand_over.nonce, hand_over.stamp) == (question.asker, question.nonce, PeerStamp(stamp.0));
+        if self.has(Safeguard::PrepareNonce) && !is_answer {
+            return;
+        }
+        if !record.is_held_by(&self.config.member) || record.epoch <= self.opened || self.closing {
+            return;
+        }
+        let (epoch, named, deadline) = (record.epoch, record.candidates.clone(), self.config.timing.deadline(*stamp));
+        self.prepared = None;
+        if now < deadline {
+            self.open(now, epoch, deadline, named);
+        }
+    }
+
+    // ---- not named ----
+
+    /// Asks the holder to be named, at each sign of life from it.
+    pub(super) fn ask_to_be_admitted(&mut self) {
+        let Some(record) = self.knowledge.record() else { return };
+        let Some(holder) = record.holder.as_ref().map(|holder| holder.node) else { return };
+        if record.candidates.contains_key(&self.node()) || self.closing {
+            return;
+        }
+        let message =
+            PeerMessage::AdmitAsk { member: self.config.member.clone(), configuration: self.config.configuration };
+        self.say(Output::Peer { to: holder, message });
+    }
+}
+
+/// A record of a differing configuration stops nobody for good: it stands in the way while its leader runs, and for so
+/// many leases after, so that a gateway with the same configuration comes first.
+const DIFFERENCE_PATIENCE: u64 = 100;

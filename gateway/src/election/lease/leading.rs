@@ -1,0 +1,215 @@
+//! A leader: renews, admits candidates, and moves on by itself where another is fitter.
+
+use std::collections::BTreeMap;
+
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
+
+use super::{
+    Lease, Phase,
+    leaving::{Leaving, Offer, Way},
+    promises::OpenQuestion,
+};
+use crate::election::{
+    core::{CloseReason, Notice, Output, Pin},
+    fitness::Standing,
+    identity::{Member, NodeId, NodeName},
+    record::{ConfigurationMark, Record},
+};
+
+/// An open fence.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Leadership {
+    pub(super) epoch: Epoch,
+    /// The margin is already taken off.
+    pub(super) deadline: MonoNs,
+    pub(super) since: MonoNs,
+    /// When the next renewal is to be sent.
+    pub(super) renew_at: MonoNs,
+    /// The candidates of the record in force.
+    pub(super) named: BTreeMap<NodeId, NodeName>,
+    /// To the candidates, while the store is lost; the newest last.
+    pub(super) questions: Vec<OpenQuestion>,
+    pub(super) ask_at: MonoNs,
+    pub(super) is_on_promises: bool,
+    /// A hand-over that waits for its *prepared*.
+    pub(super) offer: Option<Offer>,
+    /// Since when it should move.
+    pub(super) worse_from: Option<MonoNs>,
+}
+
+impl Leadership {
+    pub(super) fn new(now: MonoNs, epoch: Epoch, deadline: MonoNs, named: BTreeMap<NodeId, NodeName>) -> Self {
+        Self {
+            epoch,
+            deadline,
+            since: now,
+            // At once: what it opened with may have been sent a while ago.
+            renew_at: now,
+            named,
+            questions: Vec::new(),
+            ask_at: now,
+            is_on_promises: false,
+            offer: None,
+            worse_from: None,
+        }
+    }
+
+    /// The store has confirmed a renewal. Whether it had been lost before.
+    pub(super) fn renewed(&mut self, deadline: MonoNs, named: &BTreeMap<NodeId, NodeName>) -> bool {
+        self.deadline = self.deadline.max(deadline);
+        self.named.clone_from(named);
+        self.questions.clear();
+        std::mem::take(&mut self.is_on_promises)
+    }
+}
+
+impl Lease {
+    /// What a leader decides by itself.
+    pub(super) fn leading_turn(&mut self, now: MonoNs) {
+        let Phase::Leading(leadership) = &self.phase else { return };
+        if self.heard > leadership.epoch && self.heard > self.opened {
+            let (heard, deadline) = (self.heard, leadership.deadline);
+            self.say(Output::Notice(Notice::HigherEpochHeard(heard)));
+            self.leave(CloseReason::Outranked, Way::Reopen, deadline);
+            return;
+        }
+        let obstacle = self.own_obstacle();
+        self.set_obstacle(obstacle);
+        self.offer_turn(now);
+        self.moves_turn(now);
+    }
+
+    /// When [`Self::leading_turn`] or the end of the lease is due.
+    pub(super) fn leading_turn_at(&self, leadership: &Leadership) -> MonoNs {
+        let ask = self.doubtful_from.map(|_| leadership.ask_at);
+        let offer = leadership.offer.as_ref().map(|offer| self.offer_ends(offer));
+        let moves =
+            leadership.worse_from.filter(|_| leadership.offer.is_none()).map(|from| self.move_at(leadership, from));
+        [ask, offer, moves].into_iter().flatten().fold(leadership.deadline, MonoNs::min)
+    }
+
+    /// When the next renewal is to be sent; `None`: something keeps it from renewing.
+    pub(super) fn renew_at(&self, leadership: &Leadership) -> Option<MonoNs> {
+        self.own_obstacle().is_none().then_some(leadership.renew_at)
+    }
+
+    pub(super) fn record_to_renew(&mut self, now: MonoNs) -> Option<Record> {
+        let Phase::Leading(leadership) = &self.phase else { return None };
+        if self.renew_at(leadership).is_none_or(|at| now < at) {
+            return None;
+        }
+        let is_settled = now.since(leadership.since) >= self.config.moves.settled_ns;
+        let mut record = self.record_of_own(leadership.epoch);
+        record.pinned = self.pin.map_or(record.pinned, |pin| pin == Pin::Pinned);
+        if is_settled {
+            record.moves = 0;
+        }
+        let renew_ns = self.config.timing.renew_ns;
+        if let Phase::Leading(leadership) = &mut self.phase {
+            leadership.renew_at = now.plus(renew_ns);
+        }
+        Some(record)
+    }
+
+    /// Leadership ends without anything to give away.
+    pub(super) fn end_leadership(&mut self, now: MonoNs, reason: CloseReason) {
+        let Some(epoch) = self.leading_epoch() else { return };
+        self.phase = Phase::Candidate;
+        // Nothing of the old leadership is revived: the own record is waited for like any other.
+        self.knowledge.wait_again(now);
+        self.say(Output::Close { epoch, reason });
+    }
+
+    /// Closes the fence and goes on to give the record away, or to take it anew.
+    pub(super) fn leave(&mut self, reason: CloseReason, way: Way, deadline: MonoNs) {
+        let Some(epoch) = self.leading_epoch() else { return };
+        self.say(Output::Close { epoch, reason });
+        let drained = match way {
+            Way::Reopen => Some(BTreeMap::new()),
+            Way::HandOver { .. } | Way::Release => {
+                self.say(Output::Drain);
+                None
+            }
+        };
+        self.phase = Phase::Leaving(Leaving { epoch, deadline, way, drained, has_tried: false });
+    }
+
+    /// A gateway asks to be named. Who is configured here, with what is published here, is; others only by hand.
+    pub(super) fn on_admit_ask(&mut self, from: NodeId, member: Member, configuration: ConfigurationMark) {
+        let is_configured = self.config.candidates.get(&from) == Some(&member.name) && member.node == from;
+        let ours = self.config.configuration;
+        if is_configured && configuration.revision >= ours.revision && self.admitted.len() < ADMITTED_MAX {
+            self.admitted.insert(from, member.name);
+        }
+    }
+
+    // ---- moves by itself ----
+
+    fn moves_turn(&mut self, now: MonoNs) {
+        let target = self.better_peer(now);
+        let Phase::Leading(leadership) = &mut self.phase else { return };
+        if target.is_none() {
+            leadership.worse_from = None;
+            return;
+        }
+        let from = *leadership.worse_from.get_or_insert(now);
+        let Phase::Leading(leadership) = &self.phase else { return };
+        if leadership.offer.is_none() && now >= self.move_at(leadership, from) {
+            self.offer(now, target, OfferCause::Automatic);
+        }
+    }
+
+    fn move_at(&self, leadership: &Leadership, worse_from: MonoNs) -> MonoNs {
+        let moves = &self.config.moves;
+        let made = self.knowledge.record().map_or(0, |record| record.moves);
+        let tenure_ns =
+            moves.tenure_ns.checked_shl(made).unwrap_or(u64::MAX).clamp(moves.tenure_ns, moves.tenure_ns_max);
+        worse_from.plus(moves.worse_ns).max(leadership.since.plus(tenure_ns))
+    }
+
+    /// Who should lead instead: a class fitter, or as fit and preferred.
+    fn better_peer(&self, now: MonoNs) -> Option<NodeId> {
+        let pinned = self.knowledge.record().is_some_and(|record| record.pinned);
+        let is_free = self.pin.map_or(!pinned, |pin| pin == Pin::Free);
+        if !is_free || self.doubtful_from.is_some() || self.closing {
+            return None;
+        }
+        let best = self.fittest_peer(now)?;
+        let state = &self.peers.get(&best)?.state;
+        let is_preferred = self.config.preferred == Some(best) && !state.fitness.is_worse_than(&self.fitness);
+        (self.fitness.is_worse_than(&state.fitness) || is_preferred).then_some(best)
+    }
+
+    /// Of those named, standing, heard lately and level in configuration: the fittest, then the preferred one.
+    pub(super) fn fittest_peer(&self, now: MonoNs) -> Option<NodeId> {
+        let can_lead = self.peers.keys().filter(|node| self.can_take_over(**node, now));
+        can_lead.copied().max_by_key(|node| {
+            let class = self.peers.get(node).map(|peer| peer.state.fitness.class());
+            (class, self.config.preferred == Some(*node), std::cmp::Reverse(*node))
+        })
+    }
+
+    pub(super) fn can_take_over(&self, node: NodeId, now: MonoNs) -> bool {
+        let Some(peer) = self.peers.get(&node) else { return false };
+        let (theirs, ours) = (peer.state.configuration, self.config.configuration);
+        let is_level =
+            (theirs.hash, theirs.output_version) == (ours.hash, ours.output_version) || theirs.revision > ours.revision;
+        let Phase::Leading(leadership) = &self.phase else { return false };
+        is_level
+            && leadership.named.get(&node) == Some(&peer.state.member.name)
+            && peer.state.standing == Standing::Stands
+            && now.since(peer.heard_at) <= self.config.timing.lease_ns
+    }
+}
+
+/// Who wanted leadership to move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum OfferCause {
+    /// Somebody asked for it.
+    Planned,
+    /// Fitness or preference.
+    Automatic,
+}
+
+/// More cannot have a node number.
+const ADMITTED_MAX: usize = 256;

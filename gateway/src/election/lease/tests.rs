@@ -1,0 +1,626 @@
+//! Single rules, by hand. What many gateways do together under faults is the simulation's and the model's.
+
+use std::collections::BTreeMap;
+
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
+
+use super::*;
+use crate::election::{
+    identity::Incarnation,
+    peer::Question,
+    record::{
+        HandOver, PeerStamp,
+        tests::{member, record},
+    },
+    register::Outcome,
+};
+
+/// One gateway's core, a store that answers when told to, and what came out.
+struct Desk {
+    core: Lease,
+    now: MonoNs,
+    stored: Option<Versioned>,
+    said: Vec<Output<RegisterRequest>>,
+}
+
+const MS: u64 = 1_000_000;
+const WAIT_NS: u64 = 100_020_000;
+
+impl Desk {
+    fn new(node: u8) -> Self {
+        Self::with(config(node))
+    }
+
+    fn with(config: LeaseConfig) -> Self {
+        let mut core = Lease::new(config);
+        core.step(MonoNs(0), Input::Standing(Standing::Stands));
+        Self { core, now: MonoNs(1_000 * MS), stored: None, said: Vec::new() }
+    }
+
+    /// A store that holds the record of another gateway, known to this one for long enough to act on knowledge.
+    fn following(node: u8, record: Record) -> Self {
+        let mut desk = Self::new(node);
+        desk.put(record);
+        desk.run(0);
+        desk
+    }
+
+    /// A leading gateway.
+    fn leading(node: u8) -> Self {
+        let mut desk = Self::new(node);
+        desk.run(WAIT_NS + MS);
+        assert!(matches!(desk.core.phase, Phase::Leading(_)));
+        desk.said.clear();
+        desk
+    }
+
+    fn put(&mut self, record: Record) {
+        let version = Version(self.stored.as_ref().map_or(0, |stored| stored.version.0) + 1);
+        self.stored = Some(Versioned { version, record });
+    }
+
+    fn say(&mut self, input: Input<RegisterEvent>) {
+        self.said.extend(self.core.step(self.now, input));
+    }
+
+    fn changed(&mut self) {
+        self.say(Input::Backend(RegisterEvent::Changed(self.stored.clone())));
+    }
+
+    /// Answers what was asked, as a store that works.
+    fn answer(&mut self) {
+        while let Some(request) = self.take_request() {
+            let event = match request {
+                RegisterRequest::Reconnect => continue,
+                RegisterRequest::Read(ticket) => {
+                    RegisterEvent::Answer { ticket, outcome: Outcome::Read(self.stored.clone()) }
+                }
+                RegisterRequest::CompareAndSwap { ticket, expected, record } => {
+                    RegisterEvent::Answer { ticket, outcome: self.swap(expected, &record) }
+                }
+            };
+            self.say(Input::Backend(event));
+            self.say(Input::Time);
+        }
+    }
+
+    fn swap(&mut self, expected: Version, record: &Record) -> Outcome {
+        if self.stored.as_ref().map_or(Version::NONE, |stored| stored.version) != expected {
+            return Outcome::Refused;
+        }
+        self.put(record.clone());
+        Outcome::Swapped(Version(expected.0 + 1))
+    }
+
+    fn take_request(&mut self) -> Option<RegisterRequest> {
+        let index = self.said.iter().position(|output| matches!(output, Output::Request(_)))?;
+        match self.said.remove(index) {
+            Output::Request(request) => Some(request),
+            _ => None,
+        }
+    }
+
+    fn take_swap(&mut self) -> Option<(Ticket, Version, Box<Record>)> {
+        loop {
+            if let RegisterRequest::CompareAndSwap { ticket, expected, record } = self.take_request()? {
+                return Some((ticket, expected, record));
+            }
+        }
+    }
+
+    /// Time passes with a store that works.
+    fn run(&mut self, ns: u64) {
+        let end = self.now.plus(ns);
+        loop {
+            self.say(Input::Time);
+            self.answer();
+            match self.core.next_deadline() {
+                Some(next) if next <= end => self.now = next.max(self.now),
+                _ => break,
+            }
+        }
+        self.now = end;
+    }
+
+    /// Time passes with a store that says nothing.
+    fn run_without_store(&mut self, ns: u64) {
+        let end = self.now.plus(ns);
+        loop {
+            self.say(Input::Time);
+            match self.core.next_deadline() {
+                Some(next) if next <= end => self.now = next.max(MonoNs(self.now.0 + 1)),
+                _ => break,
+            }
+        }
+        self.now = end;
+    }
+
+    fn opened(&self) -> Option<Epoch> {
+        self.said.iter().find_map(|output| match output {
+            Output::Open { epoch, .. } => Some(*epoch),
+            _ => None,
+        })
+    }
+
+    fn closed(&self) -> Option<CloseReason> {
+        self.said.iter().find_map(|output| match output {
+            Output::Close { reason, .. } => Some(*reason),
+            _ => None,
+        })
+    }
+
+    fn deadline(&self) -> MonoNs {
+        let Phase::Leading(leadership) = &self.core.phase else { panic!("leads: {:?}", self.core.phase) };
+        leadership.deadline
+    }
+
+    fn peer_says(&mut self, node: u8, message: PeerMessage) {
+        self.say(Input::Peer { from: NodeId(node), message });
+    }
+
+    fn peer_stands(&mut self, node: u8, fitness: Fitness) {
+        let configuration = self.core.config.configuration;
+        let member = member(node, 1);
+        self.peer_says(
+            node,
+            PeerMessage::State(PeerState { member, standing: Standing::Stands, fitness, configuration }),
+        );
+    }
+
+    fn messages(&self) -> Vec<(u8, PeerMessage)> {
+        let peers = self.said.iter().filter_map(|output| match output {
+            Output::Peer { to, message } => Some((to.0, message.clone())),
+            _ => None,
+        });
+        peers.collect()
+    }
+}
+
+fn config(node: u8) -> LeaseConfig {
+    LeaseConfig {
+        member: member(node, 1),
+        timing: LeaseTiming::DEFAULT,
+        candidates: [1, 2].map(|node| (NodeId(node), member(node, 0).name)).into(),
+        configuration: ConfigurationMark { hash: 7, revision: 1, output_version: 1 },
+        on_suspended: OnSuspended::Hold,
+        preferred: None,
+        own_epoch: Epoch::default(),
+        moves: MovesConfig::default(),
+    }
+}
+
+fn question(epoch: Epoch, nonce: u64) -> Question {
+    Question { asker: NodeId(1), incarnation: Incarnation(1), epoch, nonce, lease_ns: 100 * MS }
+}
+
+#[test]
+fn the_first_record_is_created_after_one_wait() {
+    let mut desk = Desk::new(1);
+    desk.run(WAIT_NS - 1);
+    assert_eq!(desk.opened(), None);
+    desk.run(1);
+    assert_eq!(desk.opened(), Some(Epoch::new(1, 1)));
+    let record = desk.stored.unwrap().record;
+    assert!(record.is_held_by(&member(1, 1)));
+}
+
+#[test]
+fn a_record_is_taken_over_one_wait_after_its_last_change_was_learned() {
+    let mut desk = Desk::following(2, record(5, &member(1, 1)));
+    desk.run(WAIT_NS / 2);
+    desk.put(Record { renewal: 1, ..record(5, &member(1, 1)) });
+    desk.changed();
+    desk.run(WAIT_NS - 1);
+    assert_eq!(desk.opened(), None);
+    desk.run(1);
+    assert_eq!(desk.opened(), Some(Epoch::new(6, 2)));
+}
+
+#[test]
+fn a_longer_lease_in_the_record_is_waited_for() {
+    let mut desk = Desk::following(2, Record { lease_ns: 1_000 * MS, ..record(5, &member(1, 1)) });
+    desk.run(1_000 * MS);
+    assert_eq!(desk.opened(), None);
+    desk.run(200_000);
+    assert!(desk.opened().is_some());
+}
+
+#[test]
+fn the_deadline_counts_from_the_sending_and_answers_after_it_move_nothing() {
+    let mut desk = Desk::leading(1);
+    desk.run(30 * MS);
+    let before = desk.deadline();
+    // The next renewal: sent now, answered later.
+    while desk.take_swap().is_none() {
+        desk.now = desk.core.next_deadline().unwrap().max(desk.now);
+        desk.said.clear();
+        desk.say(Input::Time);
+    }
+    let sent = desk.now;
+    let waiting = desk.core.asked.waiting.unwrap();
+    desk.now = sent.plus(15 * MS);
+    let version = Version(desk.stored.as_ref().unwrap().version.0 + 1);
+    let answer = Outcome::Swapped(version);
+    desk.say(Input::Backend(RegisterEvent::Answer { ticket: waiting.ticket, outcome: answer.clone() }));
+    assert_eq!(desk.deadline(), sent.plus(80 * MS));
+    assert!(desk.deadline() > before);
+
+    let mut late = Desk::leading(1);
+    late.now = late.core.next_deadline().unwrap();
+    late.say(Input::Time);
+    let (ticket, ..) = late.take_swap().unwrap();
+    late.now = late.deadline();
+    late.say(Input::Backend(RegisterEvent::Answer { ticket, outcome: answer }));
+    assert_eq!(late.closed(), Some(CloseReason::Expired));
+    assert_eq!(late.opened(), None, "an old leadership is never revived");
+}
+
+#[test]
+fn an_unknown_outcome_moves_nothing_until_it_is_read() {
+    let mut desk = Desk::leading(1);
+    desk.now = desk.core.next_deadline().unwrap();
+    desk.say(Input::Time);
+    let (ticket, expected, record) = desk.take_swap().unwrap();
+    let (sent, before) = (desk.now, desk.deadline());
+    desk.now = sent.plus(MS);
+    desk.say(Input::Backend(RegisterEvent::Answer { ticket, outcome: Outcome::Unknown(String::new()) }));
+    assert_eq!(desk.deadline(), before);
+    // It had taken effect: seen by reading it.
+    assert_eq!(desk.swap(expected, &record), Outcome::Swapped(Version(expected.0 + 1)));
+    desk.say(Input::Time);
+    desk.answer();
+    assert!(desk.deadline() >= sent.plus(80 * MS));
+}
+
+#[test]
+fn a_leader_without_store_and_promises_stops_at_its_deadline() {
+    let mut desk = Desk::leading(1);
+    desk.run(50 * MS);
+    let deadline = desk.deadline();
+    desk.said.clear();
+    desk.run_without_store(deadline.since(desk.now) - 1);
+    assert_eq!(desk.closed(), None);
+    desk.run_without_store(1);
+    assert_eq!(desk.closed(), Some(CloseReason::Expired));
+}
+
+#[test]
+fn promises_of_all_others_carry_a_leader_on_and_of_some_do_not() {
+    for (answering, goes_on) in [(&[2_u8, 3][..], true), (&[2][..], false)] {
+        let mut config = config(1);
+        config.candidates.insert(NodeId(3), member(3, 0).name);
+        let mut desk = Desk::with(config);
+        desk.run(WAIT_NS + MS);
+        desk.said.clear();
+        for _ in 0..100 {
+            desk.run_without_store(5 * MS);
+            for (to, message) in desk.messages() {
+                if let PeerMessage::PromiseAsk(question) = message
+                    && answering.contains(&to)
+                {
+                    desk.peer_says(to, PeerMessage::Promise(question));
+                }
+            }
+            desk.said.retain(|output| matches!(output, Output::Close { .. }));
+        }
+        assert_eq!(desk.closed().is_none(), goes_on, "{answering:?} {:?}", desk.closed());
+    }
+}
+
+#[test]
+fn a_promise_is_kept_though_the_record_looks_expired() {
+    let mut desk = Desk::following(2, record(5, &member(1, 1)));
+    for nonce in 1..10 {
+        desk.run(50 * MS);
+        desk.peer_says(1, PeerMessage::PromiseAsk(question(Epoch::new(5, 1), nonce)));
+        assert!(desk.messages().contains(&(1, PeerMessage::Promise(question(Epoch::new(5, 1), nonce)))));
+    }
+    assert_eq!(desk.opened(), None);
+    desk.run(WAIT_NS - 1);
+    assert_eq!(desk.opened(), None);
+    desk.run(1);
+    assert!(desk.opened().is_some());
+}
+
+#[test]
+fn no_promise_while_a_swap_may_take_effect() {
+    let mut desk = Desk::following(2, record(5, &member(1, 1)));
+    desk.run(WAIT_NS - 1);
+    desk.now = desk.now.plus(1);
+    desk.say(Input::Time);
+    let (ticket, ..) = desk.take_swap().unwrap();
+    let asked = question(Epoch::new(5, 1), 1);
+    desk.say(Input::Backend(RegisterEvent::Answer { ticket, outcome: Outcome::Unknown(String::new()) }));
+    desk.peer_says(1, PeerMessage::PromiseAsk(asked));
+    assert_eq!(desk.messages(), [(1, PeerMessage::PromiseRefused(asked))]);
+}
+
+#[test]
+fn a_death_ends_the_wait_for_that_incarnation_and_epoch_alone() {
+    let notice = |incarnation, epoch| DeathNotice { holder: NodeId(1), incarnation: Incarnation(incarnation), epoch };
+    for (notice, ends) in [
+        (notice(1, Epoch::new(5, 1)), true),
+        (notice(2, Epoch::new(5, 1)), false),
+        (notice(1, Epoch::new(4, 1)), false),
+    ] {
+        let mut desk = Desk::following(2, record(5, &member(1, 1)));
+        desk.run(60 * MS);
+        desk.put(Record { renewal: 1, ..record(5, &member(1, 1)) });
+        desk.changed();
+        desk.run(WAIT_NS - 60 * MS);
+        desk.say(Input::Died(notice));
+        desk.run(0);
+        assert_eq!(desk.opened().is_some(), ends, "{notice:?}");
+    }
+}
+
+#[test]
+fn a_swap_lost_to_the_dead_ones_last_renewal_is_repeated_at_once() {
+    let mut desk = Desk::following(2, record(5, &member(1, 1)));
+    desk.run(WAIT_NS - MS);
+    desk.put(Record { renewal: 1, ..record(5, &member(1, 1)) });
+    desk.changed();
+    desk.now = desk.now.plus(MS);
+    desk.say(Input::Died(DeathNotice { holder: NodeId(1), incarnation: Incarnation(1), epoch: Epoch::new(5, 1) }));
+    desk.say(Input::Time);
+    let (ticket, expected, _) = desk.take_swap().unwrap();
+    // The renewal that was under way came first.
+    desk.put(Record { renewal: 2, ..record(5, &member(1, 1)) });
+    assert!(expected < desk.stored.as_ref().unwrap().version);
+    desk.say(Input::Backend(RegisterEvent::Answer { ticket, outcome: Outcome::Refused }));
+    desk.run(0);
+    assert_eq!(desk.opened(), Some(Epoch::new(6, 2)));
+}
+
+#[test]
+fn knowledge_shortens_no_wait_for_who_has_just_come() {
+    let mut desk = Desk::following(2, record(5, &member(1, 1)));
+    desk.say(Input::Died(DeathNotice { holder: NodeId(1), incarnation: Incarnation(1), epoch: Epoch::new(5, 1) }));
+    desk.run(WAIT_NS - 1);
+    assert_eq!(desk.opened(), None);
+    desk.run(1);
+    assert!(desk.opened().is_some());
+}
+
+#[test]
+fn after_a_break_of_the_connection_the_wait_begins_again() {
+    let mut desk = Desk::following(2, record(5, &member(1, 1)));
+    desk.run(WAIT_NS - MS);
+    desk.say(Input::Backend(RegisterEvent::Link(Link::Doubtful)));
+    desk.run(WAIT_NS - 1);
+    assert_eq!(desk.opened(), None);
+    desk.run(1);
+    assert!(desk.opened().is_some());
+}
+
+#[test]
+fn a_restored_store_takes_no_epoch_back_and_raises_an_alarm() {
+    let mut desk = Desk::following(2, record(5, &member(1, 1)));
+    desk.run(WAIT_NS / 2);
+    desk.stored = Some(Versioned { version: Version(1), record: record(3, &member(1, 1)) });
+    desk.changed();
+    desk.run(WAIT_NS - 1);
+    let alarm = Notice::RecordWentBack { seen: Epoch::new(5, 1), now: Epoch::new(3, 1) };
+    assert!(desk.said.contains(&Output::Notice(alarm)));
+    assert_eq!(desk.opened(), None);
+    desk.run(1);
+    assert_eq!(desk.opened(), Some(Epoch::new(6, 2)));
+}
+
+#[test]
+fn epochs_go_above_the_own_log_and_what_was_heard() {
+    let mut desk = Desk::with(LeaseConfig { own_epoch: Epoch::new(40, 1), ..config(1) });
+    desk.run(WAIT_NS);
+    assert_eq!(desk.opened(), Some(Epoch::new(41, 1)));
+    desk.said.clear();
+    desk.say(Input::Heard(Epoch::new(70, 2)));
+    desk.run(MS);
+    assert_eq!(desk.closed(), Some(CloseReason::Outranked));
+    assert_eq!(desk.opened(), Some(Epoch::new(71, 1)));
+}
+
+#[test]
+fn suspended_holds_or_stops_as_configured() {
+    for (on_suspended, closed) in [(OnSuspended::Hold, None), (OnSuspended::Stop, Some(CloseReason::Suspended))] {
+        let mut desk = Desk::with(LeaseConfig { on_suspended, ..config(1) });
+        desk.run(WAIT_NS);
+        desk.said.clear();
+        desk.say(Input::Backend(RegisterEvent::Link(Link::Doubtful)));
+        assert!(desk.said.contains(&Output::Connection(ConnectionState::Suspended)));
+        assert_eq!(desk.closed(), closed);
+    }
+}
+
+#[test]
+fn lost_ends_leadership_and_what_follows_has_a_new_epoch() {
+    let mut desk = Desk::leading(1);
+    desk.say(Input::Backend(RegisterEvent::Link(Link::Ended)));
+    assert_eq!(desk.closed(), Some(CloseReason::Lost));
+    desk.run(WAIT_NS - 1);
+    assert_eq!(desk.opened(), None);
+    desk.run(1);
+    assert_eq!(desk.opened(), Some(Epoch::new(2, 1)));
+    assert!(desk.said.contains(&Output::Connection(ConnectionState::Reconnected)));
+}
+
+#[test]
+fn closing_drains_then_releases_and_stands_no_more() {
+    let mut desk = Desk::leading(1);
+    desk.say(Input::Close);
+    assert!(matches!(desk.said[..], [Output::Close { reason: CloseReason::Released, .. }, Output::Drain]));
+    desk.run(10 * MS);
+    assert!(desk.stored.as_ref().unwrap().record.holder.is_some(), "a send may be outstanding");
+    desk.say(Input::Drained { positions: BTreeMap::new() });
+    desk.run(MS);
+    assert_eq!(desk.stored.as_ref().unwrap().record.holder, None);
+    assert_eq!(desk.core.view().role, Role::Closed);
+    desk.run(10 * WAIT_NS);
+    assert_eq!(desk.opened(), None);
+}
+
+#[test]
+fn a_released_record_is_taken_at_once() {
+    let mut desk = Desk::following(2, record(5, &member(1, 1)));
+    desk.run(WAIT_NS - MS);
+    desk.put(Record { renewal: 1, ..record(5, &member(1, 1)) });
+    desk.changed();
+    desk.now = desk.now.plus(2 * MS);
+    desk.put(Record { renewal: 1, ..record(5, &member(1, 1)) }.released());
+    desk.changed();
+    desk.run(0);
+    assert_eq!(desk.opened(), Some(Epoch::new(6, 2)));
+}
+
+#[test]
+fn handed_over_by_one_exchange_and_one_swap() {
+    let mut leader = Desk::leading(1);
+    leader.peer_stands(2, Fitness::default());
+    leader.say(Input::HandOver(None));
+    let [(2, PeerMessage::Prepare(prepare))] = leader.messages()[..] else { panic!("{:?}", leader.said) };
+
+    let mut target = Desk::following(2, leader.stored.clone().unwrap().record);
+    target.stored = leader.stored.clone();
+    target.changed();
+    target.run(MS);
+    target.said.clear();
+    target.peer_says(1, PeerMessage::Prepare(prepare));
+    let [(1, PeerMessage::Prepared { question, stamp })] = target.messages()[..] else { panic!("{:?}", target.said) };
+    assert_eq!((question, stamp), (prepare, PeerStamp(target.now.0)));
+
+    leader.peer_says(2, PeerMessage::Prepared { question, stamp });
+    assert_eq!(leader.closed(), Some(CloseReason::HandedOver));
+    leader.say(Input::Drained { positions: BTreeMap::new() });
+    leader.run(0);
+    let record = leader.stored.clone().unwrap().record;
+    assert!(record.is_held_by(&member(2, 1)));
+
+    target.stored = leader.stored;
+    target.now = target.now.plus(3 * MS);
+    target.changed();
+    let expected = Output::Open { epoch: Epoch::new(2, 2), deadline: MonoNs(stamp.0).plus(80 * MS) };
+    assert!(target.said.contains(&expected), "{:?}", target.said);
+    target.run(500 * MS);
+    assert_eq!(target.closed(), None, "it renews what it was given");
+}
+
+#[test]
+fn a_hand_over_that_answers_another_prepare_opens_nothing() {
+    let mut target = Desk::following(2, record(5, &member(1, 1)));
+    target.run(MS);
+    target.peer_says(1, PeerMessage::Prepare(question(Epoch::new(5, 1), 4)));
+    let stamp = PeerStamp(target.now.0);
+    let cases = [(3, stamp, false), (4, PeerStamp(stamp.0 + 1), false), (4, stamp, true)];
+    for (renewal, (nonce, stamp, opens)) in (1..).zip(cases) {
+        let hand_over = HandOver { from: NodeId(1), nonce, stamp, positions: BTreeMap::new() };
+        target.put(Record { hand_over: Some(hand_over), renewal, ..record(6, &member(2, 1)) });
+        target.changed();
+        assert_eq!(target.opened().is_some(), opens, "{nonce} {stamp:?}");
+    }
+}
+
+#[test]
+fn a_hand_over_that_the_store_did_not_take_is_led_on_under_a_new_epoch() {
+    let mut leader = Desk::leading(1);
+    leader.peer_stands(2, Fitness::default());
+    leader.say(Input::HandOver(Some(NodeId(2))));
+    let [(2, PeerMessage::Prepare(question))] = leader.messages()[..] else { panic!("{:?}", leader.said) };
+    leader.peer_says(2, PeerMessage::Prepared { question, stamp: PeerStamp(1) });
+    leader.say(Input::Drained { positions: BTreeMap::new() });
+    leader.say(Input::Time);
+    let (ticket, expected, gave) = leader.take_swap().unwrap();
+    leader.say(Input::Backend(RegisterEvent::Answer { ticket, outcome: Outcome::Unknown(String::new()) }));
+    leader.run(MS);
+    assert_eq!(leader.opened(), Some(Epoch::new(2, 1)));
+    assert_eq!(leader.swap(expected, &gave), Outcome::Refused, "one of the two takes effect");
+}
+
+#[test]
+fn who_is_worse_by_a_class_hands_over_after_its_tenure_unless_pinned() {
+    for (pin, offers) in [(Pin::Free, true), (Pin::Pinned, false)] {
+        let mut leader = Desk::leading(1);
+        leader.say(Input::Pin(pin));
+        leader.say(Input::Fitness(Fitness { channels_failed: 1, ..Fitness::default() }));
+        let mut offered_after_ms = None;
+        for ms in (0..12_000).step_by(20) {
+            leader.run(20 * MS);
+            leader.peer_stands(2, Fitness::default());
+            if offered_after_ms.is_none()
+                && leader.messages().iter().any(|(_, message)| matches!(message, PeerMessage::Prepare(_)))
+            {
+                offered_after_ms = Some(ms);
+            }
+        }
+        assert_eq!(offered_after_ms.is_some(), offers);
+        assert!(offered_after_ms.is_none_or(|ms| ms >= 9_900), "{offered_after_ms:?}");
+    }
+}
+
+#[test]
+fn a_wrong_clock_or_stuck_threads_end_renewal_and_candidacy() {
+    for (input, obstacle) in [
+        (Input::ClockRate { error_ppm: 201 }, Obstacle::ClockRate { error_ppm: 201, error_ppm_max: 200 }),
+        (Input::Progress(Progress::Stuck), Obstacle::NoProgress),
+    ] {
+        let mut leader = Desk::leading(1);
+        leader.say(input);
+        leader.run(100 * MS);
+        assert_eq!(leader.closed(), Some(CloseReason::Expired));
+        leader.run(10 * WAIT_NS);
+        assert_eq!(leader.opened(), None);
+        assert_eq!(leader.core.view().obstacle, Some(obstacle));
+    }
+}
+
+#[test]
+fn another_configuration_does_not_stand_while_its_leader_runs_and_stops_nobody_for_good() {
+    let theirs = ConfigurationMark { hash: 8, revision: 1, output_version: 1 };
+    let mut desk = Desk::following(2, Record { configuration: theirs, ..record(5, &member(1, 1)) });
+    desk.run(50 * WAIT_NS);
+    assert_eq!(desk.opened(), None);
+    assert!(matches!(desk.core.view().obstacle, Some(Obstacle::Configuration { .. })));
+    desk.run(50 * WAIT_NS);
+    assert!(desk.opened().is_some(), "last week's");
+
+    let ours = ConfigurationMark { revision: 2, ..config(2).configuration };
+    let mut newer = Desk::with(LeaseConfig { configuration: ours, ..config(2) });
+    newer.put(Record { configuration: theirs, ..record(5, &member(1, 1)) });
+    newer.run(WAIT_NS);
+    assert!(newer.opened().is_some(), "a higher revision succeeds");
+}
+
+#[test]
+fn who_is_not_named_asks_and_a_leader_names_whom_it_is_configured_with() {
+    let mut stranger = Desk::following(3, record(5, &member(1, 1)));
+    stranger.run(10 * WAIT_NS);
+    assert_eq!(stranger.opened(), None);
+    assert!(
+        stranger.messages().iter().any(|(to, message)| *to == 1 && matches!(message, PeerMessage::AdmitAsk { .. }))
+    );
+    stranger.say(Input::Admit(NodeId(3), member(3, 0).name));
+    stranger.run(WAIT_NS);
+    assert!(stranger.opened().is_some(), "by hand");
+
+    let mut leader = Desk::leading(1);
+    let ask = |node| PeerMessage::AdmitAsk { member: member(node, 1), configuration: config(1).configuration };
+    leader.peer_says(9, ask(9));
+    leader.run(50 * MS);
+    assert!(!leader.stored.as_ref().unwrap().record.candidates.contains_key(&NodeId(9)));
+    leader.say(Input::Admit(NodeId(9), member(9, 0).name));
+    leader.run(50 * MS);
+    assert!(leader.stored.as_ref().unwrap().record.candidates.contains_key(&NodeId(9)));
+}
+
+#[test]
+fn something_foreign_in_the_store_is_never_overwritten() {
+    let mut desk = Desk::new(1);
+    desk.say(Input::Time);
+    for _ in 0..100 {
+        if let Some(RegisterRequest::Read(ticket)) = desk.take_request() {
+            let outcome = Outcome::Failed("not a record".to_owned());
+            desk.say(Input::Backend(RegisterEvent::Answer { ticket, outcome }));
+        }
+        desk.run_without_store(5 * MS);
+    }
+    assert!(desk.take_swap().is_none());
+    assert!(matches!(desk.core.view().obstacle, Some(Obstacle::ForeignRecord(_))));
+}
