@@ -5,6 +5,7 @@ pub mod conformance;
 pub mod counting_allocator;
 pub mod feeds;
 pub mod json;
+pub mod pair;
 pub mod process;
 pub mod relay;
 pub mod site;

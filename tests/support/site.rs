@@ -24,6 +24,8 @@ pub struct Site {
     pub requests: SocketAddrV4,
     /// The gateway's retransmission service.
     pub retransmission: SocketAddrV4,
+    /// The gateway's number.
+    pub node: u8,
     /// Held so that the kernel gives these ports to nobody else. Groups are another matter: they differ by port.
     _reserved: Vec<UdpSocket>,
 }
@@ -43,6 +45,8 @@ pub struct Wanted {
     pub has_recovery: bool,
     /// Networks that the retransmission service answers.
     pub allowed: &'static str,
+    /// More lines of `[[output]]`.
+    pub output: String,
     /// More lines of `[retransmission]`.
     pub retransmission: String,
     /// Size of one segment of the publication log.
@@ -62,6 +66,7 @@ impl Wanted {
             channel: "orders_max = 262144\nlevels_max = 262144\ngap_timeout_us = 2000\n".to_owned(),
             has_recovery: true,
             allowed: "127.0.0.0/8",
+            output: String::new(),
             // Tests ask for a whole day within a second.
             retransmission: "requests_per_second = 10000\nbytes_per_second = 100000000\n".to_owned(),
             segment_bytes: 16 << 20,
@@ -98,8 +103,27 @@ impl Site {
             output,
             requests,
             retransmission,
+            node: 0,
             _reserved: reserved,
         }
+    }
+
+    /// The same, of a gateway with that number.
+    #[must_use]
+    pub fn numbered(node: u8) -> Self {
+        Self { node, ..Self::new() }
+    }
+
+    /// Of another gateway that publishes to the same group and has lines of its own.
+    #[must_use]
+    pub fn peer(&self, node: u8) -> Self {
+        Self { output: self.output, node, ..Self::new() }
+    }
+
+    /// Of another gateway that publishes to the same group, from the same lines.
+    #[must_use]
+    pub fn twin(&self, node: u8) -> Self {
+        Self { lines: self.lines, requests: self.requests, ..self.peer(node) }
     }
 
     /// A file or a directory of the site.
@@ -112,13 +136,14 @@ impl Site {
     #[must_use]
     pub fn config_text(&self, wanted: &Wanted) -> String {
         let Wanted { feed, threads, io, channel, has_recovery, allowed, retransmission, .. } = wanted;
-        let Wanted { segment_bytes, retention_bytes, .. } = wanted;
+        let Wanted { segment_bytes, retention_bytes, output, .. } = wanted;
         let folder = self.folder.path().display();
         let mut text = format!(
-            "[gateway]\nstate_file = \"{folder}/state.json\"\nlog_dir = \"{folder}/log\"\n\
+            "[gateway]\nnode = {}\nstate_file = \"{folder}/state.json\"\nlog_dir = \"{folder}/log\"\n\
              segment_bytes = {segment_bytes}\nretention_bytes = {retention_bytes}\n\n\
              [[pool]]\nname = \"main\"\nthreads = {threads}\nio = \"{io}\"\nwait = \"park\"\n\n\
-             [[channel]]\nid = 1\nname = \"one\"\nfeed = \"{feed}\"\n{channel}\n"
+             [[channel]]\nid = 1\nname = \"one\"\nfeed = \"{feed}\"\n{channel}\n",
+            self.node
         );
         for (name, line) in ["A", "B"].iter().zip(self.lines) {
             let _ = writeln!(
@@ -132,7 +157,7 @@ impl Site {
         }
         let _ = write!(
             text,
-            "[[output]]\ngroups = [1]\nheartbeat_ms = 100\n\n\
+            "[[output]]\ngroups = [1]\nheartbeat_ms = 100\n{output}\n\
              [[output.line]]\naddress = \"{}\"\ninterface = \"127.0.0.1\"\nloopback = true\n\n\
              [retransmission]\nlisten = \"{}\"\nallowed = [\"{allowed}\"]\n{retransmission}\n\
              [latency]\ndirectory = \"{folder}/latency\"\n\n[log]\nlevel = \"info\"\n",

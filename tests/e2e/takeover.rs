@@ -1,0 +1,306 @@
+//! One gateway goes on where the other stopped: every message once, in order, wherever it stopped.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    io::{BufRead, BufReader, Write as _},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+};
+
+use mdgw_feeds::{
+    identity::{Epoch, Feed, Session},
+    time::MonoNs,
+};
+use mdgw_tests::{
+    feeds::{self, MIDNIGHT_NS, Packet, SESSION},
+    pair::{
+        Consumer, GROUP, LogEntry, Member, StandInLeader, StandInVenue, Told, check, log_entries, messages_of,
+        start_gateway, wait_until,
+    },
+    site::{Site, Wanted, text},
+};
+
+/// Of the leader that stops, and of the gateway that goes on.
+const OLD: Epoch = Epoch(3 << 8 | 9);
+const NEW: Epoch = Epoch(4 << 8 | 2);
+
+fn session(restart: u32) -> Session {
+    Session { feed: Feed::NasdaqItch, date: "2019-01-30".parse().unwrap(), restart }
+}
+
+/// Small packets, so that a stock's first message (its mapping and its definition) is cut into parts.
+fn wanted() -> Wanted {
+    Wanted { output: "payload_bytes_max = 640\n".to_owned(), has_recovery: false, ..Wanted::itch() }
+}
+
+fn day(messages: u64, seed: u64, name: [u8; 10]) -> Vec<Packet> {
+    feeds::itch_packets(feeds::itch_day(messages, seed), name, MIDNIGHT_NS)
+}
+
+/// A standby that has all of the day in its log, its leader, and a consumer of both.
+struct World {
+    standby: Member,
+    leader: StandInLeader,
+    consumer: Consumer,
+}
+
+impl World {
+    fn new(days: &[Vec<Packet>]) -> Self {
+        let standby = Member::start(Site::numbered(2), &wanted());
+        let consumer = Consumer::open(&standby.site, 2);
+        let venue = StandInVenue::default();
+        for day in days {
+            venue.send(standby.site.lines[0], day);
+        }
+        let last = session(u32::try_from(days.len() - 1).unwrap());
+        wait_until("the log has the last session's end", || {
+            standby.log().last().is_some_and(|entry| entry.session == last && entry.flags.0 & 8 != 0)
+        });
+        Self { leader: StandInLeader::new(standby.site.output, OLD), standby, consumer }
+    }
+
+    /// The leader publishes so many entries and stops; the standby goes on.
+    fn take_over_after(mut self, count: usize) {
+        let log = self.standby.log();
+        self.leader.publish(&log[..count]);
+        if let Some(last) = log[..count].last() {
+            self.standby.wait_until_heard(last.until());
+        }
+        self.standby.lead(NEW);
+        self.consumer.take_to_the_end(log.last().unwrap().session);
+        assert_eq!(self.consumer.check(&messages_of(&log)), Ok(()), "after {count} of {} packets", log.len());
+        assert_eq!(self.consumer.epoch(), Some(NEW));
+        let report = self.standby.stop();
+        let published = report.channels[0].published;
+        // What settles nothing (a state, the session's end) is said again where it stands.
+        let heard = log[..count].last().map(LogEntry::until);
+        let is_new = |entry: &&LogEntry| heard.is_none_or(|heard| entry.until() > heard || entry.from() == heard);
+        assert_eq!(published.tail_packets, log.iter().filter(is_new).count() as u64, "no more than is needed");
+        assert_eq!(report.heard.unwrap().holes_given_up, 0);
+    }
+}
+
+#[test]
+fn a_leader_killed_inside_a_message_of_several_parts() {
+    let day = day(600, 1, SESSION);
+    let log = World::new(std::slice::from_ref(&day)).standby.log();
+    let begin = log.iter().position(|entry| entry.until().part == 1).expect("a message is cut into parts");
+    let parts = log[begin..].iter().take_while(|entry| entry.until().part > 0).count() + 1;
+    assert!(parts >= 2, "{parts} parts");
+    // Before the first part, after each, and after the next message.
+    for count in begin..=begin + parts + 1 {
+        World::new(std::slice::from_ref(&day)).take_over_after(count);
+    }
+}
+
+#[test]
+fn a_session_that_begins_anew_during_a_takeover() {
+    let days = [day(400, 1, *b"SESSION000"), day(400, 2, *b"SESSION001")];
+    let log = World::new(&days).standby.log();
+    let border = log.iter().position(|entry| entry.session == session(1)).unwrap();
+    for count in [border - 30, border - 1, border, border + 1, border + 30] {
+        World::new(&days).take_over_after(count);
+    }
+}
+
+#[test]
+fn a_leader_of_which_nothing_was_heard_is_followed_from_the_beginning() {
+    World::new(&[day(400, 1, SESSION)]).take_over_after(0);
+}
+
+#[test]
+fn a_gap_on_the_standby_alone_is_not_heard_of_when_the_leader_had_the_messages() {
+    let packets = day(3_000, 1, SESSION);
+    let middle = packets.len() / 2;
+    let lacking = [&packets[..middle], &packets[middle + 4..]].concat();
+    let site = Site::new();
+    let (leading, standby) = (Member::start(site.peer(1), &wanted()), Member::start(site.peer(2), &wanted()));
+    let mut consumer = Consumer::open(&standby.site, 3);
+    let venue = StandInVenue::default();
+    venue.send(leading.site.lines[0], &packets);
+    venue.send(standby.site.lines[0], &lacking);
+    for member in [&leading, &standby] {
+        wait_until("the log has the session's end", || member.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0));
+    }
+    let (whole, torn) = (leading.log(), standby.log());
+    assert!(messages_of(&torn).len() < messages_of(&whole).len());
+    let gap = torn.iter().find(|entry| entry.next.0 - entry.first.0 > 20).expect("the standby declared a gap");
+    // The leader has published what the standby lacks, and some more.
+    let count = whole.iter().position(|entry| entry.first >= gap.next).unwrap() + 10;
+    StandInLeader::new(standby.site.output, OLD).publish(&whole[..count]);
+    standby.wait_until_heard(whole[count - 1].until());
+    standby.lead(NEW);
+    consumer.take_to_the_end(session(0));
+    // No gap is told. What the successor's books make of later messages may differ, and says so.
+    let place = (session(0), whole[count - 1].next.0);
+    let mut expected = messages_of(&whole[..count]);
+    expected.extend(messages_of(&torn).split_off(&place));
+    assert_eq!(consumer.check(&expected), Ok(()));
+    let oracle = messages_of(&whole);
+    let mut suspects = 0;
+    for told in &consumer.told {
+        let Told::Message(session, sequence, records, is_suspect) = told else { continue };
+        let is_right = oracle.get(&(*session, *sequence)) == Some(records);
+        assert!(is_right || *is_suspect, "{sequence} differs in silence");
+        assert!(*sequence >= place.1 || !is_suspect, "{sequence} is the old leader's, who lacked nothing");
+        suspects += u32::from(*is_suspect);
+    }
+    assert!(suspects > 0);
+    let _ = (leading.stop(), standby.stop());
+}
+
+#[test]
+fn what_a_receiver_and_the_standby_lost_of_the_old_leader_comes_again() {
+    let mut world = World::new(&[day(3_000, 1, SESSION)]);
+    let log = world.standby.log();
+    // Lost on the wire, for everybody: the last thing but ten that the leader said.
+    let lost = 100;
+    world.leader.publish(&log[..lost]);
+    world.standby.wait_until_heard(log[lost - 1].until());
+    world.leader.publish(&log[lost + 1..lost + 10]);
+    world.standby.lead(NEW);
+    world.consumer.take_to_the_end(session(0));
+    assert_eq!(world.consumer.check(&messages_of(&log)), Ok(()));
+    let _ = world.standby.stop();
+}
+
+#[test]
+fn a_forged_epoch_on_the_output_group_makes_no_standby_deaf() {
+    let mut world = World::new(&[day(1_000, 1, SESSION)]);
+    let log = world.standby.log();
+    world.leader.publish(&log[..20]);
+    world.standby.wait_until_heard(log[19].until());
+    StandInLeader::new(world.standby.site.output, Epoch(u64::MAX)).publish(&log[200..201]);
+    world.leader.publish(&log[20..30]);
+    world.standby.wait_until_heard(log[29].until());
+    assert_eq!(world.standby.desk().epochs().highest_heard(), Some(OLD));
+    assert_eq!(world.standby.desk().epochs().incredible(), 1);
+    world.standby.lead(NEW);
+    world.consumer.take_to_the_end(session(0));
+    assert_eq!(world.consumer.check(&messages_of(&log)), Ok(()));
+    let _ = world.standby.stop();
+}
+
+#[test]
+fn kill_9_of_the_leading_gateway_loses_nothing_and_doubles_nothing() {
+    let first = Site::numbered(1);
+    let second = first.twin(2);
+    let wanted = Wanted { has_recovery: true, ..wanted() };
+    let [mut leading, mut standby] = [&first, &second].map(|site| GatewayProcess::start(site, &wanted));
+    let mut consumer = Consumer::open(&second, 3);
+    let requests = first.requests.to_string();
+    let feed = ["--messages", "40000", "--rate", "4000", "--request-server", &requests, "--linger-s", "60"];
+    let damage = ["--loss", "0.05", "--duplicate", "0.05", "--reorder", "0.05"];
+    leading.say("open 2561");
+    let played = first.sim(&[feed.as_slice(), &damage].concat());
+    consumer.take_until("half of it has come", |told| told.len() > 20_000);
+    leading.kill();
+    standby.say("open 2818");
+    consumer.take_until("the session ends", |told| matches!(told.last(), Some(Told::End(_))));
+    let _ = played.end_by(mdgw_tests::process::Signal::Terminate);
+    standby.say("stop");
+    standby.ends();
+    let log = log_entries(&second);
+    assert_eq!(consumer.check(&messages_of(&log)), Ok(()));
+    assert_eq!(log.last().map(|entry| entry.next.0), Some(40_001), "that is the whole day");
+    assert_eq!(consumer.epoch(), Some(Epoch(2818)));
+}
+
+#[test]
+fn the_checker_finds_what_is_lost_doubled_swapped_or_changed() {
+    let message = |sequence: u64, byte| Told::Message(session(0), sequence, vec![byte], false);
+    let expected = (1..4).map(|sequence| ((session(0), sequence), vec![7])).collect();
+    let all = [message(1, 7), message(2, 7), message(3, 7)];
+    assert_eq!(check(&all, &expected), Ok(()));
+    let [one, two, three] = all;
+    for spoiled in [
+        vec![one.clone(), three.clone()],
+        vec![one.clone(), two.clone()],
+        vec![one.clone(), two.clone(), two.clone(), three.clone()],
+        vec![two.clone(), one.clone(), three.clone()],
+        vec![one.clone(), message(2, 8), three.clone()],
+        vec![one, two, three, Told::Gap(1, 2)],
+    ] {
+        assert!(check(&spoiled, &expected).is_err(), "{spoiled:?}");
+    }
+}
+
+/// A gateway in a process of its own, that can be killed.
+struct GatewayProcess {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl GatewayProcess {
+    fn start(site: &Site, wanted: &Wanted) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "a_gateway_that_obeys_its_standard_input", "--ignored", "--nocapture"]);
+        command.env("MDGW_TEST_CONFIG", text(&site.config(wanted)));
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let mut process = Self { child, input, output };
+        process.hear("runs");
+        process
+    }
+
+    fn say(&mut self, command: &str) {
+        writeln!(self.input, "{command}").unwrap();
+        self.hear(command.split(' ').next().unwrap());
+    }
+
+    /// Waits for a line of its own among those of the test harness; what follows its first word.
+    fn hear(&mut self, word: &str) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "the gateway is gone");
+            if let Some(rest) = line.strip_prefix("@ ").and_then(|said| said.strip_prefix(word)) {
+                return rest.trim().to_owned();
+            }
+        }
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        let _ = self.child.wait().unwrap();
+    }
+
+    fn ends(&mut self) {
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for GatewayProcess {
+    fn drop(&mut self) {
+        // Gone already, in most tests.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+#[ignore = "the process that another test starts and kills"]
+fn a_gateway_that_obeys_its_standard_input() {
+    let Some(config) = std::env::var_os("MDGW_TEST_CONFIG") else { return };
+    let gateway = start_gateway(config.as_ref());
+    let desk = gateway.group(GROUP).unwrap();
+    let mut output = std::io::stdout();
+    writeln!(output, "\n@ runs").unwrap();
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let answer = match line.split_once(' ') {
+            Some(("open", epoch)) => {
+                desk.fence().open(Epoch(epoch.parse().unwrap()), MonoNs(u64::MAX));
+                desk.fence_moved();
+                String::new()
+            }
+            _ => {
+                let _ = gateway.stop().unwrap();
+                writeln!(output, "@ stop").unwrap();
+                return;
+            }
+        };
+        writeln!(output, "@ {} {answer}", line.split(' ').next().unwrap()).unwrap();
+    }
+}

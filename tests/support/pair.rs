@@ -1,0 +1,374 @@
+//! Two gateways and what follows them: gateways whose leadership the test decides, a leader that stops wherever the test
+//! wants it to, and a consumer that remembers everything.
+
+use std::{
+    collections::BTreeMap,
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use mdgw::{
+    config::Resolved,
+    gateway::{Gateway, GatewayReport, GroupDesk, Leadership, Overrides},
+};
+use mdgw_feeds::{
+    edge::TsRecv,
+    frame::{FrameFlags, FrameKind},
+    identity::{ChannelId, Epoch, GroupId, Sequence, Session},
+    published::{
+        packet::{Frames, PacketFlags, PacketMeta, write_packet},
+        position::StreamPosition,
+    },
+    time::MonoNs,
+};
+use mdgw_publog::Reader;
+use mdgw_subscriber::{Item, LineAddress, Output, Subscriber, SubscriberConfig};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::{
+    feeds::Packet,
+    process::PATIENCE,
+    site::{Site, Wanted, wait_until_joined},
+};
+
+/// The group and the channel of a [`Site`].
+pub const GROUP: GroupId = GroupId(1);
+/// See [`GROUP`].
+pub const CHANNEL: ChannelId = ChannelId(1);
+
+/// Waits for something that comes without being told.
+///
+/// # Panics
+/// When [`PATIENCE`] ends before.
+pub fn wait_until(what: &str, mut is_there: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_there() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Starts a gateway that leads when the test says so.
+///
+/// # Panics
+/// When it doesn't start.
+#[must_use]
+pub fn start_gateway(config: &Path) -> Gateway {
+    let config = Resolved::load(config).expect("the configuration is sound");
+    let date = Some("2019-01-30".parse().expect("a date"));
+    let overrides = Overrides { date, ts_recv: TsRecv::None, leadership: Leadership::Elected };
+    Gateway::start(&config, overrides).expect("the gateway starts")
+}
+
+/// A gateway in the test's own process.
+#[derive(Debug)]
+pub struct Member {
+    /// Where it lives.
+    pub site: Site,
+    gateway: Gateway,
+}
+
+impl Member {
+    /// Starts it, as a standby.
+    #[must_use]
+    pub fn start(site: Site, wanted: &Wanted) -> Self {
+        let gateway = start_gateway(&site.config(wanted));
+        Self { site, gateway }
+    }
+
+    /// The group's desk.
+    ///
+    /// # Panics
+    /// Never: a site has that group.
+    #[must_use]
+    pub fn desk(&self) -> &GroupDesk {
+        self.gateway.group(GROUP).expect("a site has one group")
+    }
+
+    /// It leads from now on, under that epoch.
+    pub fn lead(&self, epoch: Epoch) {
+        self.desk().fence().open(epoch, MonoNs(u64::MAX));
+        self.desk().fence_moved();
+    }
+
+    /// Entries of its log, whole.
+    #[must_use]
+    pub fn log(&self) -> Vec<LogEntry> {
+        log_entries(&self.site)
+    }
+
+    /// Waits until its log has come there.
+    pub fn wait_until_ready(&self, position: StreamPosition) {
+        wait_until("the log comes there", || self.log().last().is_some_and(|entry| entry.until() >= position));
+    }
+
+    /// Waits until it has heard the other one publish exactly up to there.
+    ///
+    /// # Panics
+    /// When it doesn't listen.
+    pub fn wait_until_heard(&self, position: StreamPosition) {
+        let board = self.gateway.board().expect("a standby listens");
+        wait_until("the leader is heard", || {
+            board.get(CHANNEL).is_some_and(|board| board.heard.on_wire == Some(position))
+        });
+    }
+
+    /// Ends it.
+    ///
+    /// # Panics
+    /// When it can't end in order.
+    #[must_use]
+    pub fn stop(self) -> GatewayReport {
+        self.gateway.stop().expect("the gateway ends in order")
+    }
+}
+
+/// One entry of a log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogEntry {
+    /// Its session.
+    pub session: Session,
+    /// First input sequence it settles.
+    pub first: Sequence,
+    /// First input sequence after that.
+    pub next: Sequence,
+    /// As committed.
+    pub flags: PacketFlags,
+    /// The frames.
+    pub payload: Vec<u8>,
+}
+
+impl LogEntry {
+    /// Where it begins.
+    #[must_use]
+    pub fn from(&self) -> StreamPosition {
+        StreamPosition::span_of_body(self.session, (self.first, self.next), &self.payload).0
+    }
+
+    /// Where it ends.
+    #[must_use]
+    pub fn until(&self) -> StreamPosition {
+        StreamPosition::span_of_body(self.session, (self.first, self.next), &self.payload).1
+    }
+}
+
+/// Everything in a site's publication log.
+#[must_use]
+pub fn log_entries(site: &Site) -> Vec<LogEntry> {
+    let Ok(mut reader) = Reader::open(site.path("log").join(CHANNEL.0.to_string()), CHANNEL.0) else {
+        return Vec::new();
+    };
+    let mut entries = Vec::new();
+    while let Some(entry) = reader.next() {
+        let Some(session) = Session::from_bytes(entry.session) else { continue };
+        let [flags, _] = entry.flags.to_le_bytes();
+        entries.push(LogEntry {
+            session,
+            first: Sequence(entry.first),
+            next: Sequence(entry.next),
+            flags: PacketFlags(flags),
+            payload: entry.payload.to_vec(),
+        });
+    }
+    entries
+}
+
+/// The messages in a log, parts joined: what a consumer has to get.
+#[must_use]
+pub fn messages_of(entries: &[LogEntry]) -> BTreeMap<(Session, u64), Vec<u8>> {
+    let mut messages: BTreeMap<_, Vec<u8>> = BTreeMap::new();
+    for entry in entries {
+        for (header, body) in Frames::of_body(&entry.payload) {
+            if header.kind == FrameKind::Message as u8 {
+                messages.entry((entry.session, header.sequence.get())).or_default().extend_from_slice(body);
+            }
+        }
+    }
+    messages
+}
+
+/// A leader that publishes what is in a log, as far as it is told to, and is then never heard of again.
+#[derive(Debug)]
+pub struct StandInLeader {
+    socket: UdpSocket,
+    output: SocketAddrV4,
+    epoch: Epoch,
+}
+
+impl StandInLeader {
+    /// To that group, under that epoch.
+    ///
+    /// # Panics
+    /// When it can't have a socket.
+    #[must_use]
+    pub fn new(output: SocketAddrV4, epoch: Epoch) -> Self {
+        Self { socket: sender(), output, epoch }
+    }
+
+    /// Publishes entries, one packet each.
+    ///
+    /// # Panics
+    /// When loopback doesn't take a datagram.
+    pub fn publish(&self, entries: &[LogEntry]) {
+        let mut datagram = [0; 2_048];
+        for entry in entries {
+            let meta = PacketMeta {
+                flags: entry.flags,
+                group: GROUP,
+                channel: CHANNEL,
+                epoch: self.epoch,
+                session: entry.session,
+                first: entry.first,
+                next: entry.next,
+                send_time_ns: 1,
+            };
+            let length = write_packet(&meta, &entry.payload, &mut datagram).expect("an entry fits a packet");
+            self.socket.send_to(&datagram[..length], self.output).expect("loopback takes a datagram");
+        }
+    }
+}
+
+/// A venue that sends what it is told to, in order, on lines of its own choice.
+#[derive(Debug)]
+pub struct StandInVenue(UdpSocket);
+
+impl Default for StandInVenue {
+    fn default() -> Self {
+        Self(sender())
+    }
+}
+
+impl StandInVenue {
+    /// Sends packets on a line, no faster than a receiver on a crowded machine can follow.
+    ///
+    /// # Panics
+    /// When loopback doesn't take a datagram.
+    pub fn send(&self, line: SocketAddrV4, packets: &[Packet]) {
+        for (number, (_, bytes)) in packets.iter().enumerate() {
+            self.0.send_to(bytes, line).expect("loopback takes a datagram");
+            if number % 64 == 63 {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+    }
+}
+
+fn sender() -> UdpSocket {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP)).expect("a socket");
+    socket.set_multicast_if_v4(&Ipv4Addr::LOCALHOST).expect("loopback is an interface");
+    socket.set_multicast_loop_v4(true).expect("own packets can be heard");
+    socket.into()
+}
+
+/// A subscriber, and everything that it was told.
+#[derive(Debug)]
+pub struct Consumer {
+    subscriber: Subscriber,
+    /// In the order of delivery.
+    pub told: Vec<Told>,
+}
+
+/// One thing that a consumer was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// A message, with its records; whether its book is in doubt.
+    Message(Session, u64, Vec<u8>, bool),
+    /// The gateway declared `[first, next)` missing.
+    Gap(u64, u64),
+    /// `[first, next)` was lost on the way.
+    Lost(u64, u64),
+    /// The session's end.
+    End(Session),
+}
+
+impl Consumer {
+    /// Subscribes to a site's output, and asks that site's gateway for what it misses.
+    ///
+    /// # Panics
+    /// When it can't.
+    #[must_use]
+    pub fn open(site: &Site, members: u32) -> Self {
+        let line = LineAddress::new(site.output, Ipv4Addr::LOCALHOST);
+        let mut config = SubscriberConfig::new(vec![line]);
+        config.receiver.group = GROUP;
+        config.service = Some(site.retransmission);
+        let subscriber = Subscriber::open(config).expect("the subscriber opens");
+        wait_until_joined(site.output, members);
+        Self { subscriber, told: Vec::new() }
+    }
+
+    /// Takes what comes until `is_enough`.
+    ///
+    /// # Panics
+    /// When [`PATIENCE`] ends before.
+    pub fn take_until(&mut self, what: &str, mut is_enough: impl FnMut(&[Told]) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !is_enough(&self.told) {
+            assert!(Instant::now() < deadline, "never: {what}; {} things told", self.told.len());
+            let told = &mut self.told;
+            let polled = self.subscriber.poll(Duration::from_millis(10), &mut |output| told.extend(Told::of(&output)));
+            let _count = polled.expect("loopback can be read");
+        }
+    }
+
+    /// Takes what comes until the session has ended.
+    pub fn take_to_the_end(&mut self, session: Session) {
+        self.take_until("the session ends", |told| told.contains(&Told::End(session)));
+    }
+
+    /// Highest epoch that it believed.
+    #[must_use]
+    pub fn epoch(&self) -> Option<Epoch> {
+        self.subscriber.receiver().epoch()
+    }
+
+    /// What the consumer was told, against what it had to be told.
+    ///
+    /// # Errors
+    /// The first thing that is lost, doubled, out of order, or different.
+    pub fn check(&self, expected: &BTreeMap<(Session, u64), Vec<u8>>) -> Result<(), String> {
+        check(&self.told, expected)
+    }
+}
+
+impl Told {
+    fn of(output: &Output<'_>) -> Option<Self> {
+        let session = output.session;
+        Some(match output.item {
+            Item::Message { header, body } => {
+                let is_suspect = FrameFlags(header.flags).contains(FrameFlags::SUSPECT);
+                Self::Message(session, header.sequence.get(), body.to_vec(), is_suspect)
+            }
+            Item::Gap(gap) => Self::Gap(gap.first().0, gap.next().0),
+            Item::Lost(gap) => Self::Lost(gap.first().0, gap.next().0),
+            Item::EndOfSession => Self::End(session),
+            Item::Session | Item::Definition { .. } | Item::Snapshot { .. } | Item::State(_) => return None,
+        })
+    }
+}
+
+/// Every message once, in order, with its own records; nothing declared missing.
+///
+/// # Errors
+/// The first thing that isn't so.
+pub fn check(told: &[Told], expected: &BTreeMap<(Session, u64), Vec<u8>>) -> Result<(), String> {
+    let mut wanted = expected.iter();
+    for told in told {
+        match told {
+            Told::Message(session, sequence, body, _) => {
+                let Some((name, records)) = wanted.next() else { return Err(format!("{sequence}: one too many")) };
+                if *name != (*session, *sequence) {
+                    return Err(format!("{session} {sequence} came where {} {} was due", name.0, name.1));
+                }
+                if records != body {
+                    return Err(format!("{session} {sequence}: other records"));
+                }
+            }
+            Told::Gap(first, next) => return Err(format!("gap [{first}, {next})")),
+            Told::Lost(first, next) => return Err(format!("lost [{first}, {next})")),
+            Told::End(_) => {}
+        }
+    }
+    wanted.next().map_or(Ok(()), |(name, _)| Err(format!("{} {}: never came", name.0, name.1)))
+}
