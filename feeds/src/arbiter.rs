@@ -176,9 +176,8 @@ pub struct Arbiter {
     recovery: Option<Recovery>,
     /// When the gap after everything held (known from an announcement) was found or last shrank.
     tail_since: MonoNs,
-    /// Whether the clock of lines that never sent anything has been started.
+    /// Whether [`Self::watch`] has been called: without it, no alarm of a line is ever due.
     is_watching: bool,
-    regressed: Option<Sequence>,
     drops: DropCounts,
     statistics: ArbiterStatistics,
 }
@@ -226,10 +225,19 @@ impl Arbiter {
             recovery: config.recovery.map(Recovery::new),
             tail_since: MonoNs(0),
             is_watching: false,
-            regressed: None,
             drops: DropCounts::default(),
             statistics: ArbiterStatistics::default(),
             config,
+        }
+    }
+
+    /// The lines are listened to from `now` on: silence of those that never bring anything is counted from here. Further
+    /// calls change nothing.
+    #[inline]
+    pub fn watch(&mut self, now: MonoNs) {
+        if !self.is_watching {
+            self.is_watching = true;
+            self.lines.watched_mut().for_each(|line| line.watch_since = now);
         }
     }
 
@@ -241,7 +249,6 @@ impl Arbiter {
         self.window.clear();
         self.declared.clear();
         self.lines.begin_session();
-        self.regressed = None;
         if let Some(recovery) = &mut self.recovery {
             recovery.begin_session();
         }
@@ -300,7 +307,6 @@ impl Arbiter {
         };
         statistics.heartbeats += 1;
         statistics.touch(now);
-        self.watch(now);
         if next.0 == 0 || next >= SEQUENCE_END {
             return self.refuse(line, DropReason::SequenceInvalid);
         }
@@ -336,7 +342,6 @@ impl Arbiter {
 
     /// Time has passed. Drain the channel's lines before, or what lies in their sockets is taken for lost.
     pub fn on_deadline(&mut self, now: MonoNs, deliver: &mut impl FnMut(Delivery<'_>)) {
-        self.watch(now);
         self.raise_alarms(now);
         while let Some(gap) = self.front_gap() {
             if self.gap_deadline().is_none_or(|deadline| deadline > now) {
@@ -396,14 +401,6 @@ impl Arbiter {
         }
     }
 
-    /// The first sequence of packets that continue each other, on one line, more than `sequence_jump_max` below what
-    /// is expected: the numbering began again, or what was expected came from a forged packet. The caller knows
-    /// the venue's rules and decides whether to begin a new session; the arbiter never goes back by itself.
-    #[must_use]
-    pub fn regressed(&self) -> Option<Sequence> {
-        self.regressed
-    }
-
     /// Figures of one line.
     #[must_use]
     pub fn line_statistics(&self, line: Line) -> &LineStatistics {
@@ -447,7 +444,6 @@ impl Arbiter {
         arrival: Arrival<'_>,
         deliver: &mut impl FnMut(Delivery<'_>),
     ) -> Result<(), DropReason> {
-        self.watch(arrival.now);
         let Arrival { line, first, next, now, .. } = arrival;
         if first.0 == 0 || next <= first || next >= SEQUENCE_END {
             return self.refuse(line, DropReason::SequenceInvalid);
@@ -554,11 +550,6 @@ impl Arbiter {
 
     /// All of the packet lies before what is expected.
     fn refuse_old(&mut self, arrival: &Arrival<'_>) -> Result<(), DropReason> {
-        if self.expected.0 - arrival.next.0 > self.config.sequence_jump_max
-            && self.confirm_jump(arrival.line, arrival.first, arrival.next)
-        {
-            self.regressed = Some(arrival.first);
-        }
         Err(self.count_old(arrival, arrival.first, arrival.next))
     }
 
@@ -717,14 +708,6 @@ impl Arbiter {
         // A session's limit that is used up shows as a deadline that has passed.
         if self.gap_deadline().is_some_and(|deadline| deadline <= now) {
             self.on_deadline(now, deliver);
-        }
-    }
-
-    /// Lines that have never sent anything are counted as silent from the first call on.
-    fn watch(&mut self, now: MonoNs) {
-        if !self.is_watching {
-            self.is_watching = true;
-            self.lines.watched_mut().for_each(|line| line.watch_since = now);
         }
     }
 

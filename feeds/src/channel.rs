@@ -334,6 +334,12 @@ impl Channel {
         each_kind!(&self.0, line => &line.config)
     }
 
+    /// Its lines are listened to from `now` on: one that never brings anything is silent from here. Where nobody says so,
+    /// the first datagram does.
+    pub fn watch(&mut self, now: MonoNs) {
+        each_kind!(&mut self.0, line => line.arbiter.watch(now));
+    }
+
     /// A datagram came.
     pub fn accept<S: FrameSink>(&mut self, datagram: Datagram<'_>, now: MonoNs, sink: &mut S) {
         each_kind!(&mut self.0, line => line.accept(datagram, now, sink));
@@ -375,7 +381,7 @@ impl Channel {
     /// The current numbering, for the state file.
     #[must_use]
     pub fn numbering(&self) -> Option<Numbering> {
-        each_kind!(&self.0, line => line.sessions.current().copied())
+        each_kind!(&self.0, line => line.numbering())
     }
 
     /// What it has seen and made.
@@ -470,6 +476,7 @@ impl<C: Core> StraightLine<C> {
 
     fn accept<S: FrameSink>(&mut self, datagram: Datagram<'_>, now: MonoNs, sink: &mut S) {
         self.counters.datagrams += 1;
+        self.arbiter.watch(now);
         self.accept_one(datagram, now, sink);
         self.go_ahead(now, sink);
         self.tell_state(sink);
@@ -688,6 +695,13 @@ impl<C: Core> StraightLine<C> {
             self.tell_state(sink);
             sink.end_of_session();
         }
+    }
+
+    fn numbering(&self) -> Option<Numbering> {
+        let current = *self.sessions.current()?;
+        let has_messages =
+            current.has_messages || self.arbiter.expected().is_some_and(|expected| expected > Sequence(1));
+        Some(Numbering { has_messages, ..current })
     }
 
     fn poll_request(&mut self, request: &mut [u8; REQUEST_BYTES_MAX]) -> Option<usize> {

@@ -28,6 +28,8 @@ pub enum DropReason {
     SessionUnconfirmed,
     /// Sequence number 0, or one whose range would wrap.
     SequenceInvalid,
+    /// An IEX stream offset that the sequence number contradicts.
+    StreamOffsetInvalid,
     /// A sequence number so far ahead that only confirmation by further packets would make it credible.
     SequenceJump,
     /// Delivered before, by this or another line.
@@ -54,7 +56,7 @@ pub enum DropReason {
 
 impl DropReason {
     /// All of them, in the order of their counters.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::HeaderTruncated,
         Self::ProtocolMismatch,
         Self::LengthMismatch,
@@ -67,6 +69,7 @@ impl DropReason {
         Self::SessionStale,
         Self::SessionUnconfirmed,
         Self::SequenceInvalid,
+        Self::StreamOffsetInvalid,
         Self::SequenceJump,
         Self::Duplicate,
         Self::LateAfterGap,
@@ -96,6 +99,7 @@ impl DropReason {
             Self::SessionStale => "session_stale",
             Self::SessionUnconfirmed => "session_unconfirmed",
             Self::SequenceInvalid => "sequence_invalid",
+            Self::StreamOffsetInvalid => "stream_offset_invalid",
             Self::SequenceJump => "sequence_jump",
             Self::Duplicate => "duplicate",
             Self::LateAfterGap => "late_after_gap",

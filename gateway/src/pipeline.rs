@@ -53,7 +53,8 @@ pub struct ChannelPipeline {
     counters: CounterWriter,
     /// New numberings on their way to the state file.
     numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
-    kept: Option<Session>,
+    /// What of the numbering has been handed on: its session, and whether it has messages.
+    kept: Option<(Session, bool)>,
     reason: Option<FailReason>,
 }
 
@@ -174,7 +175,8 @@ impl ChannelPipeline {
     /// Puts it together.
     #[must_use]
     pub fn new(parts: PipelineParts) -> Self {
-        let PipelineParts { index, channel, lines, recovery, sink, publisher, fence, counters, numberings } = parts;
+        let PipelineParts { index, mut channel, lines, recovery, sink, publisher, fence, counters, numberings } = parts;
+        channel.watch(mono_now());
         Self {
             index,
             channel,
@@ -304,10 +306,10 @@ impl ChannelPipeline {
     fn after(&mut self) {
         self.send_requests();
         if let Some(numbering) = self.channel.numbering()
-            && self.kept != Some(numbering.session)
+            && self.kept != Some((numbering.session, numbering.has_messages))
             && self.numberings.push((self.channel.config().id, numbering)).is_ok()
         {
-            self.kept = Some(numbering.session);
+            self.kept = Some((numbering.session, numbering.has_messages));
         }
         self.publish_counters();
     }

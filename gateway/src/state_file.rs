@@ -108,12 +108,14 @@ impl StateFile {
         self.state.numberings.get(&channel.0).and_then(StoredNumbering::to_numbering)
     }
 
-    /// Keeps a channel's numbering. Writes only where its session is a new one.
+    /// Keeps a channel's numbering. Writes only where its session is a new one, or its first message has come.
     ///
     /// # Errors
     /// When it can't be written; the old one then stays in force.
     pub fn set_numbering(&mut self, channel: ChannelId, numbering: Numbering) -> Result<(), StateError> {
-        if self.numbering(channel).is_some_and(|kept| kept.session == numbering.session) {
+        let is_kept =
+            |kept: Numbering| kept.session == numbering.session && kept.has_messages >= numbering.has_messages;
+        if self.numbering(channel).is_some_and(is_kept) {
             return Ok(());
         }
         let mut state = self.state.clone();
@@ -153,6 +155,13 @@ struct StoredNumbering {
     /// The venue's sending times of its first packet and of the newest seen when it was kept, ns since 1970 UTC.
     started_ns: u64,
     latest_ns: u64,
+    /// Whether a message of it had come. Files from before that was kept don't say: nearly every numbering has messages.
+    #[serde(default = "yes")]
+    has_messages: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 impl Default for State {
@@ -186,7 +195,7 @@ impl State {
 
 impl StoredNumbering {
     fn of(numbering: &Numbering) -> Self {
-        let Numbering { session, venue, started, latest } = numbering;
+        let Numbering { session, venue, started, latest, has_messages } = numbering;
         Self {
             feed: session.feed.name().to_owned(),
             date: session.date.yyyymmdd(),
@@ -194,6 +203,7 @@ impl StoredNumbering {
             venue: venue.0,
             started_ns: started.0,
             latest_ns: latest.0,
+            has_messages: *has_messages,
         }
     }
 
@@ -205,6 +215,7 @@ impl StoredNumbering {
             venue: VenueSession(self.venue),
             started: UnixNs(self.started_ns),
             latest: UnixNs(self.latest_ns),
+            has_messages: self.has_messages,
         })
     }
 }
@@ -254,6 +265,7 @@ mod tests {
             venue: VenueSession([7; 16]),
             started: UnixNs(1),
             latest: UnixNs(2),
+            has_messages: true,
         }
     }
 
@@ -287,6 +299,24 @@ mod tests {
             (state.numbering(ChannelId(1)), state.numbering(ChannelId(2))),
             (Some(numbering(11)), Some(numbering(4)))
         );
+    }
+
+    #[test]
+    fn the_first_message_of_a_session_is_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let mut state = StateFile::open(&path).unwrap();
+        for has_messages in [false, true, false] {
+            state.set_numbering(ChannelId(1), Numbering { has_messages, ..numbering(0) }).unwrap();
+        }
+        drop(state);
+        assert_eq!(StateFile::open(&path).unwrap().numbering(ChannelId(1)), Some(numbering(0)));
+        // A file that doesn't say so yet.
+        let text = fs::read_to_string(&path).unwrap();
+        let older = text.replace(",\n      \"has_messages\": true", "");
+        assert_ne!(text, older);
+        fs::write(&path, older).unwrap();
+        assert_eq!(StateFile::open(&path).unwrap().numbering(ChannelId(1)), Some(numbering(0)));
     }
 
     #[test]

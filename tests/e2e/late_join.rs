@@ -43,6 +43,23 @@ fn a_subscriber_that_comes_late_gets_the_day_from_its_beginning() {
 }
 
 #[test]
+fn a_subscriber_that_comes_after_an_idle_restart_of_the_gateway_gets_the_day() {
+    let site = Site::new();
+    let day = Day::of(&site, 20_000);
+    let gateway = day.gateway(&site, &Wanted::itch());
+    day.play_morning(&site);
+    // Nothing is asked for over the restart: all of the day has been heard.
+    day.play_afternoon(&site);
+    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    let gateway = day.gateway(&site, &Wanted::itch());
+    let (tail, out) = day.tail(&site, "after.dbn", &[]);
+    let tail = tail.end().with_code(0);
+    assert!(!tail.stderr.contains("lost ["), "{}", tail.stderr);
+    assert!(fs::read(out).unwrap() == day.expected, "not what came out before the restart");
+    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+}
+
+#[test]
 fn a_subscriber_that_begins_now_gets_the_rest_and_all_names() {
     let site = Site::new();
     let day = Day::of(&site, 20_000);

@@ -34,6 +34,8 @@ struct OpenEvent {
     instrument: InstrumentIndex,
     /// The book as it was before the event.
     before: Shown,
+    /// Whether it was in doubt then.
+    was_doubtful: bool,
     /// The best level that the event touched so far.
     depth_min: u32,
 }
@@ -65,7 +67,8 @@ impl DeepCore {
         let open = self.open.iter().position(|event| event.instrument == instrument);
         if !is_complete && open.is_none() && self.open.len() < OPEN_EVENTS_MAX {
             let before = if wants_shown { Shown::of(&self.books.view(instrument)) } else { Shown::default() };
-            self.open.push(OpenEvent { instrument, before, depth_min: u32::MAX });
+            let was_doubtful = self.is_doubtful(instrument);
+            self.open.push(OpenEvent { instrument, before, was_doubtful, depth_min: u32::MAX });
         }
 
         let price_e9 = e9_from_e4(update.price_e4.get());
@@ -84,16 +87,33 @@ impl DeepCore {
         };
         if is_complete {
             self.open.retain(|event| event.instrument != instrument);
-            fault = fault.or_else(|| self.books.check_crossed(instrument));
+            let was_suspect = self.books.view(instrument).is_suspect();
+            let crossed = self.books.check_crossed(instrument);
+            if crossed.is_some() && !was_suspect {
+                // A crossed book is in doubt as long as it is crossed, and no longer: see `is_doubtful`.
+                self.books.clear_suspect(instrument);
+            }
+            fault = fault.or(crossed);
             // Where the last message was refused, the event still ends, and the levels before it still changed.
             let what = set.map_or_else(|_| refused(side, price_e9), |change| happening(&change));
             self.show(&subject, instrument, &what, depth_min);
         }
         Ok(Applied {
-            suspect: self.books.view(instrument).is_suspect(),
+            suspect: self.is_doubtful(instrument),
             fault: fault.map(|kind| Fault { kind, instrument }),
             ..Applied::default()
         })
+    }
+
+    /// Whether the book is suspect, or crossed as it stands. The venue tells each level with its whole size, so a book
+    /// that is in order again holds what it told: unlike one by order, where an order that should be gone may still rest.
+    fn is_doubtful(&self, instrument: InstrumentIndex) -> bool {
+        let view = self.books.view(instrument);
+        let is_crossed = match (view.top(Side::Bid), view.top(Side::Ask)) {
+            (Some(bid), Some(ask)) => bid.price_e9 > ask.price_e9,
+            _ => false,
+        };
+        is_crossed || view.is_suspect()
     }
 
     /// The book at the end of an event, if the event changed what is shown of it.
@@ -114,11 +134,11 @@ impl DeepCore {
         if self.channel.wants(SchemaSet::TRADES) {
             self.channel.records.push(&subject.trade(&what));
         }
+        // In the middle of an event the book before it is still the one to show.
+        let open = self.open.iter().find(|event| event.instrument == instrument);
+        let suspect = open.map_or_else(|| self.is_doubtful(instrument), |event| event.was_doubtful);
         if self.channel.wants(SchemaSet::MBP_1) || self.channel.wants(SchemaSet::MBP_10) {
-            // In the middle of an event the book before it is still the one to show.
-            let before =
-                self.open.iter().find(|event| event.instrument == instrument).map(|event| event.before.clone());
-            let before = before.unwrap_or_else(|| Shown::of(&self.books.view(instrument)));
+            let before = open.map_or_else(|| Shown::of(&self.books.view(instrument)), |event| event.before.clone());
             if self.channel.wants(SchemaSet::MBP_1) {
                 self.channel.records.push(&subject.mbp_1(&what, before.top()));
             }
@@ -126,7 +146,7 @@ impl DeepCore {
                 self.channel.records.push(&subject.mbp_10(&what, before));
             }
         }
-        Ok(Applied { suspect: self.books.view(instrument).is_suspect(), ..Applied::default() })
+        Ok(Applied { suspect, ..Applied::default() })
     }
 }
 

@@ -48,6 +48,9 @@ pub struct Numbering {
     pub started: UnixNs,
     /// The newest sending time seen.
     pub latest: UnixNs,
+    /// Whether a message of it has come. A venue that stands at the beginning of a numbering without messages can't begin
+    /// it again.
+    pub has_messages: bool,
 }
 
 /// What a packet belongs to.
@@ -73,7 +76,8 @@ impl SessionTracker {
             current: resume,
             ended: [None; 4],
             ended_next: 0,
-            marker_latest: UnixNs(0),
+            // Copies of the packet that was the newest differ a little in their sending times.
+            marker_latest: resume.map_or(UnixNs(0), |resumed| resumed.latest),
             behind: None,
             stranger: None,
         }
@@ -108,10 +112,10 @@ impl SessionTracker {
         }
         self.stranger = None;
         // IEX keeps its session id and starts again at sequence 1, stream offset 0, with a newer sending time. A resumed
-        // numbering has no expected sequence yet; then the newer sending time alone decides.
-        let moved_on = expected.is_none_or(|expected| expected > Sequence(1));
+        // numbering has no expected sequence yet, but it is known whether it had got beyond 1.
+        current.has_messages |= expected.is_some_and(|expected| expected > Sequence(1));
         let is_newer = sent > current.latest && sent.0 > self.marker_latest.0.saturating_add(RESTART_NS_MIN);
-        if packet.restart_marker && moved_on && is_newer {
+        if packet.restart_marker && current.has_messages && is_newer {
             return self.end_and_begin(packet, ts_recv, sent);
         }
         if sent < current.started {
@@ -177,7 +181,8 @@ impl SessionTracker {
         self.marker_latest = if packet.restart_marker { sent } else { UnixNs(0) };
         self.stranger = None;
         self.behind = None;
-        self.current = Some(Numbering { session, venue: packet.session, started: sent, latest: sent });
+        self.current =
+            Some(Numbering { session, venue: packet.session, started: sent, latest: sent, has_messages: false });
         Belongs::New(session)
     }
 }
@@ -325,11 +330,42 @@ mod tests {
         let mut tracker = SessionTracker::new(Feed::IexTops, None, None);
         tracker.classify(&packet(9, 1, Some(10)), UnixNs(NOON), None);
         tracker.classify(&packet(9, 1, Some(50)), UnixNs(NOON), Some(Sequence(7)));
+        tracker.classify(&packet(9, 30, Some(60)), UnixNs(NOON), Some(Sequence(30)));
         let kept = tracker.current().copied();
 
         let mut same = SessionTracker::new(Feed::IexTops, None, kept);
         assert_eq!(restart_of(same.classify(&packet(9, 40, Some(70)), UnixNs(NOON), None)), 1);
         let mut restarted = SessionTracker::new(Feed::IexTops, None, kept);
         assert_eq!(restart_of(restarted.classify(&packet(9, 1, Some(70)), UnixNs(NOON), None)), 2);
+    }
+
+    #[test]
+    fn a_gateway_that_restarts_while_the_venue_idles_counts_what_its_peer_counts() {
+        let mut peer = SessionTracker::new(Feed::IexDeep, None, None);
+        let mut idle =
+            |sent| peer.classify(&packet(9, 1, Some(sent)), UnixNs(NOON), (sent > 10).then_some(Sequence(1)));
+        assert_eq!(restart_of(idle(10)), 0);
+        assert_eq!(idle(20), Belongs::Current);
+        let kept = peer.current().copied();
+
+        let mut restarted = SessionTracker::new(Feed::IexDeep, None, kept);
+        assert_eq!(restart_of(restarted.classify(&packet(9, 1, Some(70)), UnixNs(NOON), None)), 0);
+        assert_eq!(peer.classify(&packet(9, 1, Some(70)), UnixNs(NOON), Some(Sequence(1))), Belongs::Current);
+        // Both then count the venue's own restart.
+        for tracker in [&mut peer, &mut restarted] {
+            assert_eq!(tracker.classify(&packet(9, 6, Some(80)), UnixNs(NOON), Some(Sequence(6))), Belongs::Current);
+            assert_eq!(restart_of(tracker.classify(&packet(9, 1, Some(90)), UnixNs(NOON), Some(Sequence(6)))), 1);
+        }
+    }
+
+    #[test]
+    fn the_slower_lines_copy_of_the_newest_packet_is_no_restart_after_ours() {
+        let mut tracker = SessionTracker::new(Feed::IexDeep, None, None);
+        let started = packet(9, 1, Some(10));
+        tracker.classify(&started, UnixNs(NOON), None);
+        let kept = tracker.current().map(|kept| Numbering { has_messages: true, ..*kept });
+        let copy = Packet { send_time: started.send_time.map(|sent| UnixNs(sent.0 + 3_000)), ..started };
+        let mut restarted = SessionTracker::new(Feed::IexDeep, None, kept);
+        assert_eq!(restart_of(restarted.classify(&copy, UnixNs(NOON), None)), 0);
     }
 }

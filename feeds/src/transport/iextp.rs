@@ -105,9 +105,12 @@ impl<P: MessageProtocol> Transport for IexTp<P> {
         }
         let first = header.first_message_sequence_number.get();
         let count = header.message_count.get();
-        let offset = header.stream_offset.get();
-        if first == 0 || first.checked_add(u64::from(count)).is_none() || offset < 0 {
+        if first == 0 || first.checked_add(u64::from(count)).is_none() {
             return Err(DropReason::SequenceInvalid);
+        }
+        let offset = header.stream_offset.get();
+        if !is_offset_of(offset, first) {
+            return Err(DropReason::StreamOffsetInvalid);
         }
         check_messages(payload, count)?;
         Ok(Packet {
@@ -116,7 +119,7 @@ impl<P: MessageProtocol> Transport for IexTp<P> {
             first: Sequence(first),
             count: u32::from(count),
             send_time: Some(UnixNs(header.send_time.get())),
-            restart_marker: first == 1 && offset == 0,
+            restart_marker: first == 1,
             unsequenced: false,
             messages: payload,
         })
@@ -225,6 +228,14 @@ fn next_message<'a>(block: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(message)
 }
 
+/// Whether a stream can be at that offset before its message `first`: at 0 before the first one, and behind the lengths
+/// of those before it else. The field ends at 63 bits.
+#[inline]
+fn is_offset_of(offset: i64, first: u64) -> bool {
+    let offset_min = (first - 1).saturating_mul(2).min(i64::MAX as u64);
+    u64::try_from(offset).is_ok_and(|offset| offset >= offset_min) && (first > 1 || offset == 0)
+}
+
 /// Whether the payload is exactly `count` messages.
 fn check_messages(mut block: &[u8], count: u16) -> Result<(), DropReason> {
     for _ in 0..count {
@@ -288,13 +299,22 @@ mod tests {
 
     #[test]
     fn only_the_very_start_of_a_stream_is_a_restart_marker() {
-        for (first, offset, is_marker) in [(1, 0, true), (1, 12, false), (2, 0, false), (5, 40, false)] {
+        for (first, offset, is_marker) in [(1, 0, true), (2, 2, false), (5, 40, false)] {
             let heartbeat = segment(&Raw { first, offset, ..HEARTBEAT }, b"");
             let packet = Tops::parse(&heartbeat).unwrap();
             assert_eq!((packet.kind, packet.restart_marker), (PacketKind::Heartbeat, is_marker));
             let messages = segment(&Raw { first, offset, payload_length: 2, count: 1, ..HEARTBEAT }, b"\0\0");
             assert_eq!(Tops::parse(&messages).unwrap().restart_marker, is_marker);
         }
+    }
+
+    #[test]
+    fn an_offset_that_the_sequence_contradicts_has_a_reason_of_its_own() {
+        for (first, offset) in [(5, -1), (1, 12), (2, 0), (2, 1), (5, 7), (u64::MAX, 0)] {
+            check_refused(&segment(&Raw { first, offset, ..HEARTBEAT }, b""), DropReason::StreamOffsetInvalid);
+        }
+        // Four messages without a byte.
+        assert!(Tops::parse(&segment(&Raw { first: 5, offset: 8, ..HEARTBEAT }, b"")).is_ok());
     }
 
     #[test]
@@ -322,7 +342,6 @@ mod tests {
     #[test]
     fn positions_that_no_stream_has_are_refused() {
         check_refused(&segment(&Raw { first: 0, ..HEARTBEAT }, b""), DropReason::SequenceInvalid);
-        check_refused(&segment(&Raw { offset: -1, ..HEARTBEAT }, b""), DropReason::SequenceInvalid);
         let wrapping = Raw { first: u64::MAX, payload_length: 2, count: 1, ..HEARTBEAT };
         check_refused(&segment(&wrapping, b"\0\0"), DropReason::SequenceInvalid);
     }

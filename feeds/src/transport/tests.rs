@@ -13,7 +13,7 @@ const STREAM: Stream = Stream { message_protocol_id: iextp::PROTOCOL_DEEP_1_0, c
 const SESSION: moldudp64::MoldSession = *b"SESSION 01";
 
 fn position(first: u64) -> Position {
-    Position { first: Sequence(first), stream_offset: 40, send_time: UnixNs(11) }
+    Position { first: Sequence(first), stream_offset: (first - 1).saturating_mul(40), send_time: UnixNs(11) }
 }
 
 fn mold(first: u64, messages: &[Vec<u8>]) -> Vec<u8> {

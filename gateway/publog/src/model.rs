@@ -133,6 +133,7 @@ proptest! {
                     log = open(options.clone(), NOW_NS).unwrap();
                     let last = model.last().map(|written| (written.session, written.next));
                     prop_assert_eq!(log.recovered.last, last);
+                    prop_assert_eq!(log.recovered.last_flags, model.last().map_or(0, |written| written.flags));
                     prop_assert_eq!(log.recovered.next_number, model.len() as u64);
                     prop_assert_eq!((log.recovered.damaged_segments, log.recovered.removed_files), (0, 0));
                     (cursor, published) = (log.writer.end(), model.len());

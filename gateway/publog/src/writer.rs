@@ -88,6 +88,8 @@ pub struct Recovered {
     pub removed_files: usize,
     /// The last whole entry: its session and `next`.
     pub last: Option<(SessionBytes, u64)>,
+    /// The writer's own flags of that entry.
+    pub last_flags: u16,
     /// Number of the next entry.
     pub next_number: u64,
 }
@@ -438,6 +440,7 @@ fn recover(options: &LogOptions) -> Result<(Recovered, u64), LogError> {
                 Seen::Entry(entry) => {
                     empty = false;
                     recovered.last = Some((entry.session, entry.next));
+                    recovered.last_flags = entry.flags;
                     recovered.next_number = entry.number + 1;
                     offset = usize::try_from(entry.end.offset).unwrap_or(usize::MAX);
                 }

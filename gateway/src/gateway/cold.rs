@@ -186,7 +186,9 @@ impl Chores {
 
     fn keep_numberings(&mut self) -> Result<(), StateError> {
         while let Some((channel, numbering)) = self.numberings.pop() {
-            tracing::info!(channel = channel.0, session = %numbering.session, "session");
+            if self.state.numbering(channel).is_none_or(|kept| kept.session != numbering.session) {
+                tracing::info!(channel = channel.0, session = %numbering.session, "session");
+            }
             self.state.set_numbering(channel, numbering)?;
         }
         Ok(())

@@ -13,9 +13,9 @@ use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
     channel::{Channel, Numbering},
     identity::{ChannelId, Epoch, GroupId, Line, Sequence, Session},
-    published::position::StreamPosition,
+    published::{packet::PacketFlags, position::StreamPosition},
 };
-use mdgw_publog::{Keeper, LogOptions, Retention};
+use mdgw_publog::{Keeper, LogOptions, Recovered, Retention};
 use socket2::Socket;
 
 use super::{
@@ -277,8 +277,8 @@ impl<'c> Wiring<'c> {
             .map_err(|source| GatewayError::Log { channel: setup.name.clone(), source })?;
         tracing::info!(channel = setup.name, recovered = ?opened.recovered, "publication log");
         let GroupParts { fence, epochs } = self.group_of(setup);
-        let logged =
-            opened.recovered.last.and_then(|(session, next)| Some((Session::from_bytes(session)?, Sequence(next))));
+        let Recovered { last, last_flags, .. } = opened.recovered;
+        let logged = last.and_then(|(session, next)| Some((Session::from_bytes(session)?, Sequence(next))));
         self.listened.push(ListenedChannel {
             group: setup.group,
             channel: setup.id,
@@ -298,7 +298,17 @@ impl<'c> Wiring<'c> {
             fence,
             epochs,
         });
-        Ok(OpenedLog { sink: LogSink::new(opened.writer), directory, logged })
+        let mut sink = LogSink::new(opened.writer);
+        if let Some((session, next)) = logged.filter(|(session, _)| self.is_current(setup.id, *session)) {
+            let [flags, _] = last_flags.to_le_bytes();
+            sink.resume(session, next, PacketFlags(flags));
+        }
+        Ok(OpenedLog { sink, directory, logged })
+    }
+
+    /// Whether no newer session has begun since, one that came to no entry of the log.
+    fn is_current(&self, channel: ChannelId, session: Session) -> bool {
+        self.state.numbering(channel).is_none_or(|numbering| numbering.session == session)
     }
 
     /// Output sockets are numbered through, in the order of the configuration.

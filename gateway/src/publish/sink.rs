@@ -59,6 +59,13 @@ impl LogSink {
         Self { writer, numbering: None, frame_count: 0, now: UnixNs(0), counts: SinkCounts::default() }
     }
 
+    /// Goes on where the run before had got: its last committed entry ended at `next` of `session`, with these flags.
+    /// Until the venue is heard again, heartbeats say so.
+    pub fn resume(&mut self, session: Session, next: Sequence, flags: PacketFlags) {
+        let has_ended = flags.contains(PacketFlags::END_OF_SESSION);
+        self.numbering = Some(Numbering { session: session.to_bytes(), committed: next, settled: next, has_ended });
+    }
+
     /// A datagram, a deadline or whatever else begins to be handled, at `now`: entries get that time.
     #[inline]
     pub fn begin(&mut self, now: UnixNs) {

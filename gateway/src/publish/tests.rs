@@ -535,6 +535,24 @@ fn idle_channels_say_where_they_stand() {
 }
 
 #[test]
+fn a_restarted_gateway_says_at_once_where_the_run_before_had_got() {
+    let resumed = [(PacketFlags::default(), "9 [4,4) h0"), (PacketFlags::END_OF_SESSION, "9 [4,4) he0")];
+    for (flags, expected) in resumed {
+        let mut world = World::new(&Setup::default());
+        let start = world.publisher.next_deadline().unwrap();
+        assert!(start <= mono_now(), "the first heartbeat is due at the start");
+        world.log.resume(session(), Sequence(4), flags);
+        world.deadline(mono_now(), &Fence::stand_alone(Epoch(9)));
+        assert_eq!(world.received(0), [expected]);
+        // The venue is heard again.
+        world.log.session(session(), Sequence(4));
+        world.messages(4, 5);
+        world.send(&Fence::stand_alone(Epoch(9)));
+        assert_eq!(world.received(0), live(9, 4..5));
+    }
+}
+
+#[test]
 fn a_closed_fence_stops_heartbeats_too() {
     let mut world = World::new(&Setup::default());
     let fence = Fence::stand_alone(Epoch(1));

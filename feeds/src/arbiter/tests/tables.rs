@@ -201,12 +201,9 @@ fn a_forged_number_is_refused_and_a_row_of_packets_is_believed() {
 }
 
 #[test]
-fn a_row_of_packets_far_below_is_told_but_not_followed() {
+fn a_row_of_packets_far_below_is_not_followed() {
     let mut world = World::new(config());
-    ["A90000", "A1", "A2"].into_iter().for_each(|word| world.step(word));
-    assert_eq!(world.arbiter.regressed(), None);
-    world.step("A3");
-    assert_eq!(world.arbiter.regressed(), Some(Sequence(3)));
+    ["A90000", "A1", "A2", "A3", "A4"].into_iter().for_each(|word| world.step(word));
     assert_eq!(world.arbiter.expected(), Some(Sequence(90_001)));
 }
 
@@ -298,8 +295,9 @@ fn a_silent_line_raises_its_alarm_once_and_its_next_packet_clears_it() {
         let line = |line| world.arbiter.line_statistics(line);
         (line(Line::A).silent, line(Line::B).silent, line(Line::A).silences, line(Line::B).silences)
     };
-    // The first packet starts the clock of the line that never spoke.
-    ["A1", "A=2", "+40ms", "A2"].into_iter().for_each(|word| world.step(word));
+    // The clock of a line that never spoke runs from the start.
+    world.arbiter.watch(world.now);
+    ["A1", "+40ms", "A2"].into_iter().for_each(|word| world.step(word));
     assert_eq!(silent(&world), (false, false, 0, 0));
     world.step("+40ms");
     assert_eq!(silent(&world), (false, true, 0, 1));

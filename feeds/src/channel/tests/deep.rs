@@ -184,6 +184,42 @@ fn a_book_is_crossed_only_at_the_end_of_an_event() {
 }
 
 #[test]
+fn a_crossed_book_is_in_doubt_while_it_is_crossed_and_counted_once() {
+    let messages = [
+        level(ASK, "ZIEXT", 5, 991_000, 1),
+        level(BID, "ZIEXT", 5, 991_500, 1),
+        trade("ZIEXT", 1, 991_000),
+        level(BID, "ZIEXT", 6, 991_500, 1),
+        // In order again in the middle of an event, which a trade does not see yet.
+        level(BID, "ZIEXT", 0, 991_500, 0),
+        trade("ZIEXT", 1, 991_000),
+        level(BID, "ZIEXT", 3, 990_000, 1),
+        trade("ZIEXT", 1, 991_000),
+        // Crossed in the middle of an event.
+        level(BID, "ZIEXT", 4, 992_000, 0),
+        trade("ZIEXT", 1, 991_000),
+        level(BID, "ZIEXT", 0, 992_000, 1),
+    ];
+    let mut world = World::new(World::config(Feed::IexDeep, SchemaSet::MBP_10));
+    world.datagrams(&Stream::new(Feed::IexDeep).packets(&messages, usize::MAX));
+    let suspects: Vec<u64> =
+        world.seen.messages().iter().filter(|frame| frame.is_suspect).map(|frame| frame.sequence.0).collect();
+    assert_eq!(suspects, [2, 3, 4, 6]);
+    assert_eq!(world.channel.book_faults().iter().collect::<Vec<_>>(), [(BookFault::Crossed, 1)]);
+    assert_eq!(world.channel.evidence().count(), 1);
+}
+
+#[test]
+fn a_gap_outlasts_a_crossing() {
+    let mut world = World::new(World::config(Feed::IexDeep, SchemaSet::MBP_10));
+    let mut stream = Stream { first: 500, ..Stream::new(Feed::IexDeep) };
+    let messages =
+        [level(ASK, "ZIEXT", 5, 991_000, 1), level(BID, "ZIEXT", 5, 991_500, 1), level(BID, "ZIEXT", 0, 991_500, 1)];
+    world.datagrams(&stream.packets(&messages, 1));
+    assert!(world.seen.messages().iter().all(|frame| frame.is_suspect), "joined late: every book is suspect");
+}
+
+#[test]
 fn more_events_at_once_than_there_is_room_for_are_no_fault() {
     let mut messages: Vec<_> = (0..60).map(|number| level(BID, &format!("A{number}"), 1, 10_000, 0)).collect();
     messages.extend((0..60).map(|number| level(BID, &format!("A{number}"), 2, 10_000, 1)));

@@ -78,7 +78,8 @@ impl Stream {
     fn position(&self) -> iextp::Position {
         iextp::Position {
             first: Sequence(self.first),
-            stream_offset: self.offset,
+            // Who begins in the middle has had messages before, if empty ones.
+            stream_offset: self.offset.max(2 * (self.first - 1)),
             send_time: UnixNs(OPEN.0 + self.sent_ns),
         }
     }

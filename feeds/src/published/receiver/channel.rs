@@ -145,6 +145,7 @@ impl ReceiverChannel {
         now: MonoNs,
         deliver: &mut impl FnMut(Output<'_>),
     ) -> Result<(), DropReason> {
+        self.arbiter.watch(now);
         let is_answer = datagram.line == Line::RECOVERY;
         let current = self.stream.session;
         if current != Some(packet.meta.session) {
