@@ -33,7 +33,7 @@ use self::{
     window::{PACKETS_MAX, Window},
 };
 use crate::{
-    channel::ChannelState,
+    channel_state::ChannelState,
     drop_reason::{DropCounts, DropReason},
     identity::{Line, Sequence},
     recovery::{Recovery, Verdict},

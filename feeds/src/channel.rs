@@ -42,6 +42,7 @@ pub use self::{
     evidence::{Broken, Evidence, Why},
     session::Numbering,
 };
+pub use crate::channel_state::ChannelState;
 
 /// One datagram as the socket or the file gave it.
 #[derive(Clone, Copy, Debug)]
@@ -163,36 +164,6 @@ impl fmt::Display for SchemaSet {
             f.write_str(name)?;
         }
         Ok(())
-    }
-}
-
-/// Where a channel stands. The number is the one in a [`StateBody`](crate::frame::StateBody).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum ChannelState {
-    /// Nothing has come yet.
-    #[default]
-    Waiting = 0,
-    /// In sequence.
-    Live = 1,
-    /// Input sequences are missing; another line may still bring them.
-    Gap = 2,
-    /// Missing sequences were asked of a retransmission server.
-    Recovering = 3,
-    /// No packet and no heartbeat on any line within the interval.
-    Stale = 4,
-    /// The venue ended the session.
-    Ended = 5,
-    /// Its handler failed; the channel is out of service.
-    Failed = 6,
-}
-
-impl ChannelState {
-    /// From its number in a [`StateBody`](crate::frame::StateBody).
-    #[must_use]
-    pub fn from_number(number: u8) -> Option<Self> {
-        use ChannelState::{Ended, Failed, Gap, Live, Recovering, Stale, Waiting};
-        [Waiting, Live, Gap, Recovering, Stale, Ended, Failed].into_iter().find(|state| *state as u8 == number)
     }
 }
 
@@ -669,7 +640,7 @@ impl<C: Core> StraightLine<C> {
                 counters.gap_messages += gap.count();
                 core.on_gap();
                 let body = GapBody { first: gap.first().0.into(), next: gap.next().0.into() };
-                sink.frame(&own_frame(FrameKind::Gap, gap.first(), gap.next()), 0, body.as_bytes());
+                sink.frame(&FrameMeta::own(FrameKind::Gap, gap.first(), gap.next()), 0, body.as_bytes());
                 sink.settled(gap.next());
             }
         });
@@ -739,8 +710,7 @@ impl<C: Core> StraightLine<C> {
         }
         self.told = state;
         if let Some(expected) = self.arbiter.expected() {
-            let body = StateBody { state: state as u8, reserved: [0; 7] };
-            sink.frame(&own_frame(FrameKind::State, expected, expected), 0, body.as_bytes());
+            sink.frame(&FrameMeta::state(expected), 0, StateBody::of(state).as_bytes());
         }
     }
 }
@@ -835,11 +805,6 @@ impl<C: Core> Process<'_, C> {
         };
         sink.frame(&meta, records.count(), records.bytes());
     }
-}
-
-/// A frame that is no function of the input.
-fn own_frame(kind: FrameKind, sequence: Sequence, next: Sequence) -> FrameMeta {
-    FrameMeta { sequence, next, kind, flags: FrameFlags::default(), ts_recv: 0, ts_in_delta_ns: 0 }
 }
 
 /// `ts_recv - sent`, clamped to what the record holds.

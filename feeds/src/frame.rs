@@ -12,7 +12,7 @@ use zerocopy::{
     little_endian::{I32, U16, U32, U64},
 };
 
-use crate::identity::Sequence;
+use crate::{channel_state::ChannelState, identity::Sequence};
 
 /// Header of one frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -105,7 +105,7 @@ pub struct GapBody {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct StateBody {
-    /// A [`ChannelState`](crate::channel::ChannelState).
+    /// A [`ChannelState`].
     pub state: u8,
     /// Zero.
     pub reserved: [u8; 7],
@@ -126,6 +126,28 @@ pub struct FrameMeta {
     pub ts_recv: u64,
     /// `ts_recv` less the venue's sending time, ns, clamped.
     pub ts_in_delta_ns: i32,
+}
+
+impl FrameMeta {
+    /// Of a frame that is no function of the input.
+    #[must_use]
+    pub fn own(kind: FrameKind, sequence: Sequence, next: Sequence) -> Self {
+        Self { sequence, next, kind, flags: FrameFlags::default(), ts_recv: 0, ts_in_delta_ns: 0 }
+    }
+
+    /// Of a [`FrameKind::State`] where `next` is the first sequence that nothing settles.
+    #[must_use]
+    pub fn state(next: Sequence) -> Self {
+        Self::own(FrameKind::State, next, next)
+    }
+}
+
+impl StateBody {
+    /// Says that state.
+    #[must_use]
+    pub fn of(state: ChannelState) -> Self {
+        Self { state: state as u8, reserved: [0; 7] }
+    }
 }
 
 /// Where a channel writes what it produced: the publication log in the gateway, a file in offline replay, memory in

@@ -16,6 +16,7 @@
 pub mod arbiter;
 pub mod book;
 pub mod channel;
+mod channel_state;
 pub mod drop_reason;
 pub mod edge;
 pub mod frame;

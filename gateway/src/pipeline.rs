@@ -440,6 +440,9 @@ impl ChannelHandler for ChannelPipeline {
     }
 
     fn next_deadline(&self) -> Option<MonoNs> {
+        if self.reason.is_some() {
+            return self.publisher.next_deadline();
+        }
         [self.channel.next_deadline(), self.publisher.next_deadline()].into_iter().flatten().min()
     }
 
@@ -447,10 +450,18 @@ impl ChannelHandler for ChannelPipeline {
         self.sockets().fold(LineSet::default(), |lines, (line, _)| lines.with(line))
     }
 
-    fn on_failed(&mut self, reason: &FailReason) {
+    fn on_failed<I: ThreadIo>(&mut self, reason: &FailReason, context: &mut TurnContext<'_, I, PipelineLocal>) {
         self.channel.fail();
         self.reason = Some(reason.clone());
         self.counters.set(0, ChannelState::Failed as u64);
+        let PipelineLocal { buffers, wall, .. } = &mut *context.local;
+        self.sink.begin(wall.at(mono_now()));
+        self.sink.fail();
+        self.publisher.send_from(&mut self.sink, &self.fence, buffers, context.io);
+    }
+
+    fn while_failed<I: ThreadIo>(&mut self, now: MonoNs, context: &mut TurnContext<'_, I, PipelineLocal>) {
+        self.publisher.on_deadline(now, &mut self.sink, &self.fence, &mut context.local.buffers, context.io);
     }
 }
 

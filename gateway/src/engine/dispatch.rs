@@ -15,7 +15,8 @@ use super::roles::Gauges;
 /// One channel's straight line. Called by one thread at a time, in order, and by different threads over time: what one
 /// call wrote the next one sees. A handler never blocks, and never allocates or takes a lock after warm-up.
 ///
-/// A call that panics or returns [`Failure`] takes the channel out of service: [`Self::on_failed`] is its last call.
+/// A call that panics or returns [`Failure`] takes the channel out of service: [`Self::on_failed`] follows, and then
+/// [`Self::while_failed`] alone.
 pub trait ChannelHandler: Send + 'static {
     /// What a thread keeps for all the channels that it serves: receive buffers, histograms.
     type Local: 'static;
@@ -65,14 +66,19 @@ pub trait ChannelHandler: Send + 'static {
         context: &mut TurnContext<'_, I, Self::Local>,
     ) -> Result<(), Failure>;
 
-    /// When [`Self::on_deadline`] wants to be called. Asked after every other call.
+    /// When [`Self::on_deadline`] wants to be called, or [`Self::while_failed`] once the channel is out of service. Asked
+    /// after every other call.
     fn next_deadline(&self) -> Option<MonoNs>;
 
     /// The lines that have a socket: all of them are drained before a deadline is acted on.
     fn lines(&self) -> LineSet;
 
     /// The channel is out of service from now on. Its state is as the failed call left it.
-    fn on_failed(&mut self, reason: &FailReason);
+    fn on_failed<I: ThreadIo>(&mut self, reason: &FailReason, context: &mut TurnContext<'_, I, Self::Local>);
+
+    /// The deadline of a channel that is out of service has passed: it may say again that it is. A panic here, or in
+    /// [`Self::on_failed`], silences it for good.
+    fn while_failed<I: ThreadIo>(&mut self, now: MonoNs, context: &mut TurnContext<'_, I, Self::Local>);
 }
 
 /// What a call of a handler may use: all of it belongs to the calling thread, for this call.

@@ -152,6 +152,7 @@ impl<S: HandleSet, H: ChannelHandler> Shared<S, H> {
             claim: Claim::new(handler),
             deadline: Deadline::new(),
             failed: OnceLock::new(),
+            is_silenced: atomic::AtomicBool::new(false),
             inbox: ArrayQueue::new(config.inbox_messages_max),
         };
         Self {
@@ -202,6 +203,8 @@ pub(super) struct Slot<H: ChannelHandler> {
     pub(super) claim: Claim<H>,
     pub(super) deadline: Deadline,
     pub(super) failed: OnceLock<FailReason>,
+    /// It panicked once more while it was told that it had failed. Written and read by the holder of the claim.
+    pub(super) is_silenced: atomic::AtomicBool,
     pub(super) inbox: ArrayQueue<H::Message>,
 }
 

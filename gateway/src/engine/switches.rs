@@ -108,7 +108,9 @@ impl ChannelHandler for Numbered {
         LineSet(1)
     }
 
-    fn on_failed(&mut self, _reason: &FailReason) {}
+    fn on_failed<I: ThreadIo>(&mut self, _reason: &FailReason, _context: &mut TurnContext<'_, I, ReceiveBatch>) {}
+
+    fn while_failed<I: ThreadIo>(&mut self, _now: MonoNs, _context: &mut TurnContext<'_, I, ReceiveBatch>) {}
 }
 
 struct Run {

@@ -155,6 +155,10 @@ pub(super) struct Outside {
     pub(super) most: AtomicUsize,
     /// Why it failed.
     pub(super) failed: Mutex<Option<FailReason>>,
+    /// Calls since it failed.
+    pub(super) calls_since: AtomicU64,
+    /// At which of these calls it panics once more.
+    pub(super) panics_since: AtomicU64,
 }
 
 /// Every test channel has two.
@@ -179,6 +183,8 @@ impl Outside {
             messages: AtomicU64::new(0),
             most: AtomicUsize::new(0),
             failed: Mutex::new(None),
+            calls_since: AtomicU64::new(0),
+            panics_since: AtomicU64::new(u64::MAX),
         })
     }
 
@@ -323,8 +329,15 @@ impl ChannelHandler for TestChannel {
         LineSet(3)
     }
 
-    fn on_failed(&mut self, reason: &FailReason) {
+    fn on_failed<I: ThreadIo>(&mut self, reason: &FailReason, _context: &mut TurnContext<'_, I, usize>) {
         *self.outside.failed.lock().unwrap() = Some(reason.clone());
+        self.deadline = self.period_ns.map(|period_ns| mono_now().plus(period_ns));
+    }
+
+    fn while_failed<I: ThreadIo>(&mut self, now: MonoNs, _context: &mut TurnContext<'_, I, usize>) {
+        let calls = self.outside.calls_since.fetch_add(1, SeqCst) + 1;
+        self.deadline = self.period_ns.map(|period_ns| now.plus(period_ns));
+        assert!(calls < self.outside.panics_since.load(SeqCst), "a panic after the failure");
     }
 }
 

@@ -195,6 +195,23 @@ fn a_failing_handler_is_contained() {
 }
 
 #[test]
+fn a_failed_channel_may_say_so_again_until_it_panics_once_more() {
+    let period_ns = Some(1_000_000);
+    let world = World::with_channels(&config(2, POLICIES[2]), 2, |_, channel| TestChannel { period_ns, ..channel });
+    world.channels[1].panics_since.store(5, SeqCst);
+    for channel in &world.channels {
+        channel.send(0, FAILS);
+    }
+    let calls = |index: usize| world.channels[index].calls_since.load(SeqCst);
+    wait_until("both have spoken", || calls(0) >= 20 && calls(1) == 5);
+    let spoken = calls(0);
+    wait_until("the silenced one would have spoken again", || calls(0) >= spoken + 20);
+    assert_eq!(calls(1), 5, "it panicked and is not called again");
+    assert_eq!((world.pool.fault(), world.pool.gauges().counts.failures), (None, 2));
+    assert_eq!(world.channels[0].processed.load(SeqCst), 0);
+}
+
+#[test]
 fn shutdown_under_load_ends_all_threads() {
     for policy in POLICIES {
         for thread_count in [1, 4] {

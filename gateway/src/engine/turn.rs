@@ -189,7 +189,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
             self.gauges.strays.add(1);
             return true;
         };
-        if slot.failed.get().is_some() {
+        if slot.failed.get().is_some() && marks != Marks::DEADLINE {
             self.gauges.strays.add(1);
             return true;
         }
@@ -322,8 +322,9 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
             if rest != Marks::NONE {
                 return self.lay_by(index, held, rest);
             }
+            // Relaxed: the claim orders what its holders write.
             let deadline =
-                if slot.failed.get().is_none() { held.with(|handler| handler.next_deadline()) } else { None };
+                if slot.is_silenced.load(Relaxed) { None } else { held.with(|handler| handler.next_deadline()) };
             let set = &self.shared.set;
             self.shared.alarm.publish(&slot.deadline, deadline, |at| set.set_timer(Some(at)));
             match held.release() {
@@ -346,6 +347,14 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
     fn serve(&mut self, index: usize, held: &mut Held<'p, H>, marks: Marks, quota: &mut usize) -> Marks {
         let slot = &self.shared.slots[index];
         if slot.failed.get().is_some() {
+            if marks.contains(Marks::DEADLINE) {
+                self.call_failed(index, held, |handler, context| {
+                    let now = mono_now();
+                    if handler.next_deadline().is_some_and(|deadline| deadline <= now) {
+                        handler.while_failed(now, context);
+                    }
+                });
+            }
             return Marks::NONE;
         }
         let woken_at = self.wall.at(self.now);
@@ -360,12 +369,26 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
             Err(panic) => FailReason::Panicked(panic_text(&*panic)),
         };
         self.gauges.failures.add(1);
-        // A handler that panics even here has no more to say.
-        let _ignored = catch_unwind(AssertUnwindSafe(|| held.with(|handler| handler.on_failed(&reason))));
+        self.call_failed(index, held, |handler, context| handler.on_failed(&reason, context));
         // It is set once: only a holder sets it, and only after having found it unset.
         let _already = slot.failed.set(reason);
         while slot.inbox.pop().is_some() {}
         Marks::NONE
+    }
+
+    /// Lets a channel that is out of service speak. One that panics even here has no more to say.
+    fn call_failed(
+        &mut self,
+        index: usize,
+        held: &mut Held<'p, H>,
+        call: impl FnOnce(&mut H, &mut TurnContext<'_, S::Io, H::Local>),
+    ) {
+        let woken_at = self.wall.at(self.now);
+        let mut context =
+            TurnContext { io: &mut self.io, local: &mut self.local, now: self.now, woken_at, thread: self.thread };
+        if catch_unwind(AssertUnwindSafe(|| held.with(|handler| call(handler, &mut context)))).is_err() {
+            self.shared.slots[index].is_silenced.store(true, Relaxed);
+        }
     }
 
     fn follow(&mut self) -> Take {

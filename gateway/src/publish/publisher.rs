@@ -3,6 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use mdgw_feeds::{
+    channel::ChannelState,
     identity::{ChannelId, Epoch, GroupId, Sequence, Session},
     published::{packet::PacketFlags, position::StreamPosition},
     time::{MonoNs, UnixNs},
@@ -12,7 +13,7 @@ use mdgw_publog::{Entry, LogError, Position, Reader, SessionBytes};
 use super::{
     heard::HeardWords,
     packet::packet_header,
-    sink::{LogSink, Numbering},
+    sink::{LogSink, Numbering, state_frame},
 };
 use crate::{
     fence::Fence,
@@ -158,6 +159,7 @@ struct Standing {
     session: SessionBytes,
     next: u64,
     has_ended: bool,
+    has_failed: bool,
 }
 
 impl Publisher {
@@ -470,7 +472,8 @@ impl Publisher {
         Progress::Sent(at)
     }
 
-    /// Says under which epoch and how far the channel has been sent, if the fence lets it.
+    /// Says under which epoch and how far the channel has been sent, and where it is out of service that
+    /// too; if the fence lets it.
     fn hand_over_heartbeat<I: ThreadIo>(
         &mut self,
         log: &LogSink,
@@ -494,11 +497,13 @@ impl Publisher {
         io: &mut I,
     ) {
         let headers = HeaderMaker { config: &self.config, epoch: self.epoch, send_time: self.wall.at(now) };
-        let header = headers.of_standing(standing);
+        let state = standing.has_failed.then(|| state_frame(Sequence(standing.next), ChannelState::Failed));
+        let frames = state.as_ref().map_or(&[][..], |frame| frame);
+        let header = headers.of_standing(standing, frames);
         let mut batch = buffers.begin();
         for line in &self.lines {
             // At most LINES_MAX packets: there is room.
-            _ = batch.push(&header, &[], line.output);
+            _ = batch.push(&header, frames, line.output);
         }
         let HandedOver { taken, at, .. } = hand_over(&batch, now, io, &self.config, &mut self.counts);
         self.counts.heartbeats += taken as u64;
@@ -512,18 +517,19 @@ impl Publisher {
                 return Some(Standing::at(heard));
             }
             let entry = tail.reader.peek()?;
-            return Some(Standing { session: entry.session, next: entry.first, has_ended: false });
+            let Entry { session, first, .. } = entry;
+            return Some(Standing { session, next: first, has_ended: false, has_failed: false });
         }
         let all_sent = |line: &LineCursor| log.writer().pending(line.at).is_some_and(|mut rest| rest.next().is_none());
         let numbering = log.numbering().filter(|_| self.lines.iter().all(all_sent))?;
-        let Numbering { session, committed, has_ended, .. } = *numbering;
-        Some(Standing { session, next: committed.0, has_ended })
+        let Numbering { session, committed, has_ended, has_failed, .. } = *numbering;
+        Some(Standing { session, next: committed.0, has_ended, has_failed })
     }
 }
 
 impl Standing {
     fn at(position: StreamPosition) -> Self {
-        Self { session: position.session.to_bytes(), next: position.sequence.0, has_ended: false }
+        Self { session: position.session.to_bytes(), next: position.sequence.0, has_ended: false, has_failed: false }
     }
 }
 
@@ -566,7 +572,9 @@ impl HeaderMaker<'_> {
         packet_header(self.config.group, self.config.channel, self.epoch, self.send_time, entry, flags)
     }
 
-    fn of_standing(&self, standing: &Standing) -> [u8; HEADER_BYTES] {
+    /// `frames`: none, or the one that tells a state.
+    fn of_standing(&self, standing: &Standing, frames: &[u8]) -> [u8; HEADER_BYTES] {
+        let kind = if frames.is_empty() { PacketFlags::HEARTBEAT } else { PacketFlags::SNAPSHOT };
         let flags = if standing.has_ended { PacketFlags::END_OF_SESSION } else { PacketFlags::default() };
         let entry = Entry {
             position: Position::default(),
@@ -576,9 +584,9 @@ impl HeaderMaker<'_> {
             first: standing.next,
             next: standing.next,
             ts_commit: 0,
-            frame_count: 0,
-            flags: PacketFlags::HEARTBEAT.0.into(),
-            payload: &[],
+            frame_count: u16::from(!frames.is_empty()),
+            flags: kind.0.into(),
+            payload: frames,
         };
         self.of_entry(&entry, flags)
     }

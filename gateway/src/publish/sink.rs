@@ -1,7 +1,8 @@
 //! Frames into log entries: each entry is the body of one published packet.
 
 use mdgw_feeds::{
-    frame::{FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameMeta, FrameSink},
+    channel::ChannelState,
+    frame::{FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameMeta, FrameSink, StateBody},
     identity::{Sequence, Session},
     published::{packet::PacketFlags, position::StreamPosition},
     time::UnixNs,
@@ -35,6 +36,8 @@ pub struct Numbering {
     pub settled: Sequence,
     /// Whether the venue has ended the session.
     pub has_ended: bool,
+    /// Whether the channel is out of service.
+    pub has_failed: bool,
 }
 
 /// What a [`LogSink`] counts.
@@ -63,7 +66,19 @@ impl LogSink {
     /// Until the venue is heard again, heartbeats say so.
     pub fn resume(&mut self, session: Session, next: Sequence, flags: PacketFlags) {
         let has_ended = flags.contains(PacketFlags::END_OF_SESSION);
-        self.numbering = Some(Numbering { session: session.to_bytes(), committed: next, settled: next, has_ended });
+        self.numbering = Some(Numbering { has_ended, ..Numbering::beginning(session, next) });
+    }
+
+    /// The channel is out of service: what was not committed is dropped, and readers hear of it.
+    pub fn fail(&mut self) {
+        self.writer.abandon();
+        self.frame_count = 0;
+        let Some(numbering) = self.numbering.as_mut() else { return };
+        numbering.has_failed = true;
+        numbering.settled = numbering.committed;
+        let meta = FrameMeta::state(numbering.committed);
+        self.frame(&meta, 0, StateBody::of(ChannelState::Failed).as_bytes());
+        self.flush();
     }
 
     /// A datagram, a deadline or whatever else begins to be handled, at `now`: entries get that time.
@@ -222,8 +237,7 @@ impl FrameSink for LogSink {
 
     fn session(&mut self, session: Session, next: Sequence) {
         self.settle();
-        self.numbering =
-            Some(Numbering { session: session.to_bytes(), committed: next, settled: next, has_ended: false });
+        self.numbering = Some(Numbering::beginning(session, next));
     }
 
     fn end_of_session(&mut self) {
@@ -235,6 +249,26 @@ impl FrameSink for LogSink {
         }
     }
 }
+
+impl Numbering {
+    fn beginning(session: Session, next: Sequence) -> Self {
+        let session = session.to_bytes();
+        Self { session, committed: next, settled: next, has_ended: false, has_failed: false }
+    }
+}
+
+/// A whole frame that says in which state the channel stands that has settled everything before `next`.
+pub(super) fn state_frame(next: Sequence, state: ChannelState) -> [u8; STATE_FRAME_BYTES] {
+    let flags = FrameFlags::FIRST_PART.with(FrameFlags::LAST_PART);
+    let header = header(&FrameMeta::state(next), 0, size_of::<StateBody>(), flags, 0);
+    let mut frame = [0; STATE_FRAME_BYTES];
+    let (head, body) = frame.split_at_mut(FRAME_HEADER_BYTES);
+    head.copy_from_slice(header.as_bytes());
+    body.copy_from_slice(StateBody::of(state).as_bytes());
+    frame
+}
+
+const STATE_FRAME_BYTES: usize = FRAME_HEADER_BYTES + size_of::<StateBody>();
 
 fn header(meta: &FrameMeta, record_count: u16, body_bytes: usize, flags: FrameFlags, part: u16) -> FrameHeader {
     FrameHeader {

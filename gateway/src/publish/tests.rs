@@ -12,6 +12,7 @@ use mdgw_feeds::{
     published::{
         packet::{PacketFlags, parse_packet},
         position::StreamPosition,
+        receiver::{Item, Output, PublishedDatagram, Receiver, ReceiverConfig},
     },
     time::{MonoNs, TradingDate, UnixNs},
 };
@@ -21,7 +22,7 @@ use super::*;
 use crate::{
     fence::Fence,
     net::{
-        batch::{Output, OutputIndex, Outputs, ReceiveBatch, SendBatch, SendBuffers},
+        batch::{self, OutputIndex, Outputs, ReceiveBatch, SendBatch, SendBuffers},
         epoll::{EpollIo, EpollSet},
         handle_set::{Event, Handle, HandleSet, LineSet, ThreadIo, Wait},
     },
@@ -108,7 +109,7 @@ impl World {
             receivers.push(receiver);
             // Broadcast without SO_BROADCAST is refused.
             let nowhere = "255.255.255.255:9".parse().unwrap();
-            outputs.push(Output {
+            outputs.push(batch::Output {
                 socket: Arc::new(UdpSocket::bind("127.0.0.1:0").unwrap().into()),
                 destination: Some(if setup.broken_line == Some(line) { nowhere } else { address }),
             });
@@ -133,17 +134,7 @@ impl World {
     fn messages(&mut self, first: u64, next: u64) {
         for sequence in first..next {
             self.keeper.turn(NOW.0);
-            let meta = FrameMeta {
-                sequence: Sequence(sequence),
-                next: Sequence(sequence + 1),
-                kind: FrameKind::Message,
-                flags: FrameFlags::default(),
-                ts_recv: NOW.0,
-                ts_in_delta_ns: 0,
-            };
-            let mut record = [0; 80];
-            record[0] = 20;
-            self.log.frame(&meta, 1, &record);
+            self.log.frame(&message(sequence), 1, &RECORD);
             self.log.flush();
         }
     }
@@ -199,6 +190,24 @@ impl World {
         texts
     }
 }
+
+fn message(sequence: u64) -> FrameMeta {
+    FrameMeta {
+        sequence: Sequence(sequence),
+        next: Sequence(sequence + 1),
+        kind: FrameKind::Message,
+        flags: FrameFlags::default(),
+        ts_recv: NOW.0,
+        ts_in_delta_ns: 0,
+    }
+}
+
+/// 80 bytes, as its first byte says in units of four.
+const RECORD: [u8; 80] = {
+    let mut record = [0; 80];
+    record[0] = 20;
+    record
+};
 
 const NOW: UnixNs = UnixNs(1_600_000_000_000_000_000);
 
@@ -549,6 +558,63 @@ fn a_restarted_gateway_says_at_once_where_the_run_before_had_got() {
         world.messages(4, 5);
         world.send(&Fence::stand_alone(Epoch(9)));
         assert_eq!(world.received(0), live(9, 4..5));
+    }
+}
+
+#[test]
+fn a_channel_out_of_service_is_told_at_once_and_to_who_comes_later() {
+    let mut world = World::new(&Setup::default());
+    let fence = Fence::stand_alone(Epoch(1));
+    world.log.session(session(), Sequence(1));
+    world.messages(1, 3);
+    world.send(&fence);
+    let mut early = Subscriber::new();
+    early.hear(&world);
+    // The third message was on its way into the log, and the fourth had been found to produce nothing.
+    world.log.frame(&message(3), 1, &RECORD);
+    world.log.settled(Sequence(5));
+    world.log.fail();
+    world.send(&fence);
+    early.hear(&world);
+    assert_eq!(early.heard, ["session", "message 1", "message 2", "state Failed"]);
+    let mut late = Subscriber::new();
+    for _ in 0..2 {
+        let due = world.publisher.next_deadline().unwrap();
+        world.deadline(due, &fence);
+        late.hear(&world);
+    }
+    assert_eq!(late.heard, ["session", "state Failed"]);
+    assert_eq!(world.publisher.counts().heartbeats, 3);
+    assert_eq!(world.log.numbering().unwrap().committed, Sequence(3));
+}
+
+/// What a consumer hears.
+struct Subscriber {
+    receiver: Receiver,
+    heard: Vec<String>,
+}
+
+impl Subscriber {
+    fn new() -> Self {
+        let config = ReceiverConfig { group: GroupId(2), ..ReceiverConfig::default() };
+        Self { receiver: Receiver::new(config), heard: Vec::new() }
+    }
+
+    fn hear(&mut self, world: &World) {
+        let Self { receiver, heard } = self;
+        let mut datagram = [0; 2_048];
+        while let Ok(length) = world.receivers[0].recv(&mut datagram) {
+            let datagram = PublishedDatagram { line: Line::A, bytes: &datagram[..length], ts_recv: NOW };
+            let mut deliver = |output: Output<'_>| {
+                heard.push(match output.item {
+                    Item::Session => "session".to_owned(),
+                    Item::Message { header, .. } => format!("message {}", header.sequence),
+                    Item::State(state) => format!("state {state:?}"),
+                    other => panic!("{other:?}"),
+                });
+            };
+            receiver.accept(datagram, MonoNs(1), &mut deliver).unwrap();
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use zerocopy::FromBytes;
 
 use crate::{
     arbiter::{AnswerEnd, Arbiter, ArbiterConfig, Arrival, Delivery, Gap, RecoveryConfig, WhenFull},
-    channel::ChannelState,
+    channel_state::ChannelState,
     drop_reason::DropReason,
     frame::{FrameFlags, FrameHeader, FrameKind, GapBody, StateBody},
     identity::{ChannelId, GroupId, Line, Sequence, Session},
