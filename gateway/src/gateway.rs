@@ -6,6 +6,7 @@
 mod alarms;
 mod cold;
 mod group;
+mod log_keeping;
 mod pool;
 mod report;
 mod wiring;

@@ -151,7 +151,7 @@ impl PipelineLocal {
 
 /// Counters of a channel that other threads can read while it runs, in the order in which they are registered.
 /// `state` is the number of its [`ChannelState`], `lines_silent` has one bit for each line whose alarm is raised.
-pub const COUNTERS: [&str; 17] = [
+pub const COUNTERS: [&str; 19] = [
     "state",
     "datagrams",
     "messages",
@@ -169,6 +169,8 @@ pub const COUNTERS: [&str; 17] = [
     "sends_refused",
     "log_entries_lost",
     "lines_silent",
+    "log_segments_missed",
+    "log_entries_private",
 ];
 
 impl ChannelPipeline {
@@ -333,6 +335,7 @@ impl ChannelPipeline {
         let drops = self.drops.unexpected() + channel.drops().unexpected() + arbiter_drops.unexpected();
         let expected = channel.position().map_or(0, |(_, expected)| expected.0);
         let sent = self.publisher.counts();
+        let log = self.sink.writer().counts();
         let lines = self.lines.iter().map(|line| line.line);
         // One bit for each line whose alarm is raised.
         let silent = lines
@@ -356,8 +359,10 @@ impl ChannelPipeline {
             sent.refused + sent.errors,
             sent.overruns,
             silent,
+            log.segments_missed,
+            log.entries_private,
         ];
-        const { assert!(COUNTERS.len() == 17) };
+        const { assert!(COUNTERS.len() == 19) };
         for (place, value) in values.into_iter().enumerate() {
             self.counters.set(place, value);
         }

@@ -5,7 +5,6 @@ use std::{
     fs,
     io::ErrorKind,
     net::{Ipv4Addr, UdpSocket},
-    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -18,8 +17,9 @@ use mdgw_feeds::{
     },
 };
 use mdgw_tests::{
-    feeds::{self, MIDNIGHT_NS, Packet, SESSION},
-    process::{self, Mdgw, PATIENCE, Signal},
+    day::Day,
+    feeds,
+    process::{PATIENCE, Signal},
     relay::Relay,
     site::{Site, Wanted, text, wait_until_joined},
 };
@@ -48,7 +48,6 @@ fn a_subscriber_that_comes_after_an_idle_restart_of_the_gateway_gets_the_day() {
     let day = Day::of(&site, 20_000);
     let gateway = day.gateway(&site, &Wanted::itch());
     day.play_morning(&site);
-    // Nothing is asked for over the restart: all of the day has been heard.
     day.play_afternoon(&site);
     let _ = gateway.end_by(Signal::Terminate).with_code(0);
     let gateway = day.gateway(&site, &Wanted::itch());
@@ -146,56 +145,6 @@ fn only_configured_networks_are_answered_and_a_reload_lets_others_in() {
     });
     assert!(is_let_in, "the stranger is let in");
     let _ = gateway.end_by(Signal::Terminate).with_code(0);
-}
-
-/// A day in two halves, and what becomes of it.
-struct Day {
-    halves: [PathBuf; 2],
-    /// The file that a subscriber gets who was there from the beginning, by the decoder without a gateway.
-    expected: Vec<u8>,
-}
-
-impl Day {
-    fn of(site: &Site, messages: u64) -> Self {
-        let packets: Vec<Packet> = feeds::itch_packets(feeds::itch_day(messages, 8), SESSION, MIDNIGHT_NS);
-        let (morning, afternoon) = packets.split_at(packets.len() / 2);
-        let halves = ["morning.pcap", "afternoon.pcap"].map(|name| site.path(name));
-        for (path, packets) in halves.iter().zip([morning, afternoon]) {
-            feeds::write_capture(path, feeds::DESTINATIONS[0], packets);
-        }
-        let out = site.path("expected.dbn");
-        let files = ["replay", "--offline", text(&halves[0]), text(&halves[1]), "--feed", "nasdaq-itch-5.0"];
-        let made = ["--schema", "mbo", "--ts-recv", "none", "--date", DATE, "-o", text(&out)];
-        let _ = process::run(files.iter().chain(&made)).with_code(0);
-        Self { halves, expected: fs::read(out).unwrap() }
-    }
-
-    fn gateway(&self, site: &Site, wanted: &Wanted) -> Mdgw {
-        let wanted = Wanted { has_recovery: false, ..wanted.clone() };
-        site.gateway(&wanted, &["--date", DATE, "--ts-recv", "none"])
-    }
-
-    fn tail(&self, site: &Site, name: &str, more: &[&str]) -> (Mdgw, PathBuf) {
-        let out = site.path(name);
-        let fixed = ["--schema", "mbo", "--ts-recv", "none", "--until-ended", "-o", text(&out)];
-        (site.tail(&[fixed.as_slice(), more].concat()), out)
-    }
-
-    fn play_morning(&self, site: &Site) {
-        play(&self.halves[0], site);
-    }
-
-    fn play_afternoon(&self, site: &Site) {
-        play(&self.halves[1], site);
-    }
-}
-
-const DATE: &str = "2019-01-30";
-
-fn play(capture: &Path, site: &Site) {
-    let line = site.lines[0].to_string();
-    let replay = ["replay", text(capture), "--to", &line, "--rate", "5000", "--interface", "127.0.0.1"];
-    let _ = process::run(replay).with_code(0);
 }
 
 /// The records of a DBN file, without its metadata.

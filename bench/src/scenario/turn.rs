@@ -330,7 +330,9 @@ impl ChannelHandler for Probe {
         LineSet(1)
     }
 
-    fn on_failed(&mut self, _reason: &FailReason) {}
+    fn on_failed<I: ThreadIo>(&mut self, _reason: &FailReason, _context: &mut TurnContext<'_, I, Local>) {}
+
+    fn while_failed<I: ThreadIo>(&mut self, _now: MonoNs, _context: &mut TurnContext<'_, I, Local>) {}
 }
 
 /// What the kernel counted of some threads.

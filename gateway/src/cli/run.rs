@@ -145,6 +145,13 @@ fn summary(report: &GatewayReport) -> anyhow::Result<String> {
         if channel.book_faults > 0 {
             writeln!(text, "  book faults: {}", channel.book_faults)?;
         }
+        if channel.log.entries_private > 0 {
+            let (entries, times) = (channel.log.entries_private, channel.log.segments_missed);
+            writeln!(
+                text,
+                "  published, but missing in the log: {entries} entries (no segment was ready {times} times)"
+            )?;
+        }
         if channel.counters.trades_broken > 0 {
             writeln!(text, "  trades that the venue took back: {}", channel.counters.trades_broken)?;
         }

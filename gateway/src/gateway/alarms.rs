@@ -48,6 +48,28 @@ fn tell(channel: &str, name: &str, last: u64, now: u64) {
         "log_entries_lost" => {
             tracing::warn!(alarm = "log-behind", channel, more, "an output lost its place in the log")
         }
+        "log_entries_private" => {
+            tracing::warn!(alarm = "log-behind", channel, more, "published, but missing for readers of the log")
+        }
+        "log_no_space" => {
+            tracing::warn!(
+                alarm = "log-behind",
+                channel,
+                more,
+                "no space for a segment of the log, nor one that could go"
+            )
+        }
+        "log_failures" => {
+            tracing::warn!(alarm = "log-behind", channel, more, "a segment of the log can't be made or unlinked")
+        }
+        "log_protected_unlinked" => {
+            tracing::warn!(
+                alarm = "log-behind",
+                channel,
+                more,
+                "segments went that the peer may not have published yet"
+            )
+        }
         "sends_refused" => tracing::warn!(channel, more, "sends that the kernel refused; tried again"),
         "book_faults" => tracing::warn!(channel, more, "messages that contradict a book"),
         "drops" => tracing::warn!(channel, more, "packets or messages dropped; the summary says why"),

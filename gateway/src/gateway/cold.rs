@@ -16,9 +16,8 @@ use mdgw_feeds::{
     channel::Numbering,
     identity::{ChannelId, Line},
 };
-use mdgw_publog::Keeper;
 
-use super::GatewayError;
+use super::{GatewayError, log_keeping::KeptLog};
 use crate::{
     config::{
         Resolved,
@@ -38,7 +37,7 @@ pub(super) struct ColdParts<'c> {
     pub(super) config: &'c Resolved,
     pub(super) state: StateFile,
     pub(super) numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
-    pub(super) keepers: Vec<Keeper>,
+    pub(super) keepers: Vec<KeptLog>,
     pub(super) watched: Watched,
     pub(super) drops: SocketDrops,
     pub(super) served: Vec<ServedChannel>,
@@ -152,7 +151,7 @@ const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 struct Chores {
     state: StateFile,
     numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
-    keepers: Vec<Keeper>,
+    keepers: Vec<KeptLog>,
     drops: SocketDrops,
     kernel_drops: Arc<Mutex<BTreeMap<(u32, u8), u64>>>,
 }

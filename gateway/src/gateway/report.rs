@@ -5,6 +5,7 @@ use mdgw_feeds::{
     drop_reason::{DropCounts, DropReason},
     identity::{ChannelId, Epoch, Line},
 };
+use mdgw_publog::WriterCounts;
 
 use crate::{
     engine::roles::Gauges,
@@ -54,6 +55,8 @@ pub struct ChannelReport {
     pub stamps: StampCounts,
     /// What went out.
     pub published: PublishCounts,
+    /// What went into its publication log.
+    pub log: WriterCounts,
     /// Why it failed, if it did.
     pub failed: Option<String>,
 }
@@ -103,6 +106,7 @@ impl ChannelReport {
             requests: pipeline.requests().0,
             stamps: pipeline.stamps(),
             published: *pipeline.publisher().counts(),
+            log: *pipeline.sink().writer().counts(),
             failed: pipeline.failed().map(ToString::to_string),
         }
     }

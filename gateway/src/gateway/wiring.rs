@@ -15,12 +15,13 @@ use mdgw_feeds::{
     identity::{ChannelId, Epoch, GroupId, Line, Sequence, Session},
     published::{packet::PacketFlags, position::StreamPosition},
 };
-use mdgw_publog::{Keeper, LogOptions, Recovered, Retention};
+use mdgw_publog::{LogOptions, Recovered, Retention};
 use socket2::Socket;
 
 use super::{
     GatewayError, Leadership, Overrides, PoolOfChannels,
     cold::{ColdParts, ColdThreads},
+    log_keeping::{KeptLog, LOG_COUNTERS},
     pool::PoolOf,
 };
 use crate::{
@@ -70,7 +71,7 @@ pub(super) struct Wiring<'c> {
     listened: Vec<ListenedChannel>,
     outputs: Arc<Outputs>,
     numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
-    keepers: Vec<Keeper>,
+    keepers: Vec<KeptLog>,
     watched: Watched,
     drops: SocketDrops,
     stages: Vec<ThreadStages>,
@@ -289,7 +290,7 @@ impl<'c> Wiring<'c> {
             fence: Arc::clone(&fence),
             words: Arc::clone(heard),
         });
-        self.keepers.push(opened.keeper);
+        self.keepers.push(KeptLog::new(opened.keeper, self.registry.register(&setup.name, &LOG_COUNTERS)));
         self.served.push(ServedChannel {
             group: setup.group,
             channel: setup.id,
