@@ -1,0 +1,60 @@
+//! Latency logs are read by tools that know nothing of this program, with the same percentiles as its own report.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use mdgw_tests::{
+    process::{self, Signal},
+    site::{Site, Wanted, text},
+};
+
+#[test]
+fn the_histogram_projects_own_reader_finds_the_same_percentiles() {
+    let site = Site::new();
+    let Some(python) = reader(&site.path("venv")) else { return };
+    let gateway = site.gateway(&Wanted::itch(), &["--date", "2019-01-30"]);
+    let _ = site.sim(&["--messages", "20000", "--rate", "5000"]).end().with_code(0);
+    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    let logs: Vec<PathBuf> = fs::read_dir(site.path("latency")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(!logs.is_empty());
+
+    let ours =
+        process::run(["report", "--json"].into_iter().chain(logs.iter().map(|log| text(log)))).with_code(0).json();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e/hdr_percentiles.py");
+    let theirs = Command::new(python).arg(script).args(&logs).output().unwrap();
+    assert!(theirs.status.success(), "{}", String::from_utf8_lossy(&theirs.stderr));
+    let theirs: serde_json::Value = serde_json::from_slice(&theirs.stdout).unwrap();
+
+    let mut compared = 0;
+    for channel in ours["channels"].as_array().unwrap() {
+        for stage in channel["stages"].as_array().unwrap() {
+            let name = format!("{} {}", channel["id"], stage["stage"].as_str().unwrap());
+            assert!(stage["count"].as_u64().unwrap() > 0, "{name}");
+            for (key, value) in theirs[&name].as_object().unwrap() {
+                assert_eq!(stage[key], *value, "{name} {key}");
+                compared += 1;
+            }
+        }
+    }
+    println!("{compared} figures of {} logs compared", logs.len());
+    assert!(compared >= 6 * 7, "{compared}");
+}
+
+/// A Python that has the package; says so when it can't be had.
+fn reader(environment: &Path) -> Option<PathBuf> {
+    let python = environment.join("bin/python3");
+    let made = Command::new("python3").args(["-m", "venv"]).arg(environment).output();
+    let installed = made.is_ok_and(|made| made.status.success())
+        && Command::new(&python)
+            .args(["-m", "pip", "install", "--quiet", "hdrhistogram==0.10.3"])
+            .output()
+            .is_ok_and(|installed| installed.status.success());
+    if !installed {
+        eprintln!("SKIPPED: needs python3 with venv, and the network for its package hdrhistogram");
+    }
+    installed.then_some(python)
+}
