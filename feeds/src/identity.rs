@@ -188,6 +188,12 @@ impl Epoch {
     pub fn count(self) -> u64 {
         self.0 >> 8
     }
+
+    /// The node that published under it.
+    #[must_use]
+    pub fn node(self) -> u8 {
+        self.0.to_le_bytes()[0]
+    }
 }
 
 /// Number of an instrument within a channel and a day: the venue's own, else [a hash of its symbol](Self::from_symbol).

@@ -5,6 +5,7 @@
 
 mod check;
 mod demo;
+mod ha;
 mod logging;
 mod replay;
 mod report;
@@ -25,6 +26,7 @@ pub fn run() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Check(args) => check::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Ha(args) => ha::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Sim(args) => sim::run(&args),
@@ -57,6 +59,8 @@ enum Command {
     Check(check::Args),
     /// Show the whole line at work on loopback: exchange, gateway, subscriber; no configuration, no root.
     Demo(demo::Args),
+    /// The hot-standby pair: judge what it published.
+    Ha(ha::Args),
     /// Play captures and day files: to the wire, or straight into the pipeline.
     Replay(replay::Args),
     /// Run a configuration until SIGTERM or SIGINT; SIGHUP reads again what may change.

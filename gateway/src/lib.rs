@@ -22,3 +22,4 @@ pub mod standby;
 pub mod standin;
 pub mod state_file;
 pub mod sys;
+pub mod verify;

@@ -1,5 +1,5 @@
 //! Latency logs are read by tools that know nothing of this program, with the same percentiles as its own report.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, reason = "tests")]
 
 use std::{
     fs,

@@ -11,3 +11,4 @@ pub mod process;
 pub mod relay;
 pub mod site;
 pub mod stores;
+pub mod tap;

@@ -1,0 +1,240 @@
+//! What receivers delivered, as `mdgw tail --json` prints it: one record on a line, under its name.
+
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    io::{self, BufRead},
+};
+
+use serde_json::{Map, Value};
+
+use super::{
+    Verdict, VerifyOptions,
+    finding::{Findings, Place, Promise},
+};
+
+/// Judges outputs of receivers, one after the other.
+#[derive(Debug)]
+pub struct RowsVerifier {
+    options: VerifyOptions,
+    names: BTreeMap<Name, Delivered>,
+    /// First and last name of each receiver and channel.
+    bounds: BTreeMap<(usize, u64), (Name, Name)>,
+    rows: BTreeMap<usize, u64>,
+    findings: Findings,
+}
+
+/// Why an output could not be read to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum RowError {
+    /// The system refused.
+    #[error("line {line}: {source}")]
+    Io {
+        /// The line, from 1.
+        line: u64,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is no record under a name.
+    #[error("line {line} (at byte {offset_bytes}): {reason}")]
+    NoRow {
+        /// The line, from 1.
+        line: u64,
+        /// Where it begins.
+        offset_bytes: u64,
+        /// What is wrong.
+        reason: String,
+    },
+    /// More names than are remembered.
+    #[error("line {line}: more than {names_max} names; raise --names")]
+    TooMany {
+        /// The line, from 1.
+        line: u64,
+        /// The bound.
+        names_max: usize,
+    },
+}
+
+/// Channel, session (by date and restart), sequence, index.
+type Name = (u64, SessionOrder, u64, u64);
+/// Year to day and restart count: sessions only go forward.
+type SessionOrder = (String, u64);
+
+#[derive(Clone, Copy, Debug)]
+struct Delivered {
+    hash: u64,
+    place: Place,
+    /// Receivers that have it, a bit set; those beyond 64 are only compared.
+    receivers: u64,
+}
+
+impl RowsVerifier {
+    /// Nothing read yet.
+    #[must_use]
+    pub fn new(options: VerifyOptions) -> Self {
+        let findings = Findings::new(options.findings_max);
+        Self { options, names: BTreeMap::new(), bounds: BTreeMap::new(), rows: BTreeMap::new(), findings }
+    }
+
+    /// Reads one receiver's output to its end.
+    ///
+    /// # Errors
+    /// Where it can't be read on; everything before was judged.
+    pub fn read(&mut self, file: usize, mut input: impl BufRead) -> Result<(), RowError> {
+        let mut last: BTreeMap<u64, Name> = BTreeMap::new();
+        let (mut text, mut offset_bytes, mut line) = (Vec::new(), 0, 0);
+        loop {
+            line += 1;
+            text.clear();
+            let bytes = input.read_until(b'\n', &mut text).map_err(|source| RowError::Io { line, source })?;
+            if bytes == 0 {
+                return Ok(());
+            }
+            let no_row = |reason| RowError::NoRow { line, offset_bytes, reason };
+            let row: Map<String, Value> =
+                serde_json::from_slice(&text).map_err(|error| no_row(format!("no JSON object: {error}")))?;
+            let name = name_of(&row).ok_or_else(|| {
+                no_row("no channel, session, input_sequence and index, as mdgw tail --json prints them".to_owned())
+            })?;
+            let place = Place { file, number: line };
+            self.order(&last, &name, place);
+            self.compare(&name, content_hash(&row), place);
+            if self.names.len() > self.options.names_max {
+                return Err(RowError::TooMany { line, names_max: self.options.names_max });
+            }
+            let bounds = self.bounds.entry((file, name.0)).or_insert_with(|| (name.clone(), name.clone()));
+            bounds.1 = bounds.1.clone().max(name.clone());
+            last.insert(name.0, name);
+            *self.rows.entry(file).or_default() += 1;
+            offset_bytes += bytes as u64;
+        }
+    }
+
+    /// What came of it. What one receiver lacks that another had is known only now.
+    #[must_use]
+    pub fn finish(mut self) -> Verdict {
+        for ((file, channel), (first, last)) in &self.bounds {
+            let Some(bit) = bit(*file) else { continue };
+            for (name, delivered) in self.names.range(first..=last) {
+                if name.0 == *channel && delivered.receivers & bit == 0 {
+                    let place = Place { file: *file, number: 0 };
+                    self.findings.note(Promise::Complete, place, || format!("{} was not delivered here", say(name)));
+                }
+            }
+        }
+        Verdict::of_rows(&self.rows, self.names.len() as u64, self.findings)
+    }
+
+    fn order(&mut self, last: &BTreeMap<u64, Name>, name: &Name, place: Place) {
+        let Some(last) = last.get(&name.0) else { return };
+        if name == last {
+            self.findings.note(Promise::Once, place, || format!("{} a second time", say(name)));
+        } else if name < last {
+            self.findings.note(Promise::InOrder, place, || format!("{} after {}", say(name), say(last)));
+        }
+    }
+
+    fn compare(&mut self, name: &Name, hash: u64, place: Place) {
+        let receivers = bit(place.file).unwrap_or(0);
+        match self.names.entry(name.clone()) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(Delivered { hash, place, receivers });
+            }
+            Entry::Occupied(mut known) => {
+                let known = known.get_mut();
+                known.receivers |= receivers;
+                if known.hash != hash {
+                    let first = known.place;
+                    self.findings.note(Promise::OneContent, place, || {
+                        format!("{}: another record than file {} line {}", say(name), first.file + 1, first.number)
+                    });
+                }
+            }
+        }
+    }
+}
+
+fn bit(file: usize) -> Option<u64> {
+    1_u64.checked_shl(u32::try_from(file).ok()?)
+}
+
+fn say((channel, (date, restart), sequence, index): &Name) -> String {
+    format!("channel {channel} {date} #{restart}, sequence {sequence} index {index}")
+}
+
+fn name_of(row: &Map<String, Value>) -> Option<Name> {
+    let number = |key: &str| row.get(key)?.as_u64();
+    let (head, restart) = row.get("session")?.as_str()?.rsplit_once(" #")?;
+    let (_, date) = head.rsplit_once(' ')?;
+    let session = (date.to_owned(), restart.parse().ok()?);
+    Some((number("channel")?, session, number("input_sequence")?, number("index")?))
+}
+
+/// Of all that does not depend on the gateway that said it or on when it was received.
+fn content_hash(row: &Map<String, Value>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for (key, value) in row.iter().filter(|(key, _)| !LOCAL.contains(&key.as_str())) {
+        (key, value.to_string()).hash(&mut hasher);
+    }
+    hasher.finish()
+}
+
+/// Receive times, and flags that say whether the book was in doubt.
+const LOCAL: [&str; 3] = ["ts_recv", "ts_in_delta", "flags"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(sequence: u64, index: u64, price: u32, ts_recv: u32) -> String {
+        format!(
+            "{{\"channel\":1,\"session\":\"nasdaq-itch-5.0 2019-01-30 #0\",\"input_sequence\":{sequence},\
+             \"index\":{index},\"ts_recv\":\"{ts_recv}\",\"price\":\"{price}\"}}\n"
+        )
+    }
+
+    fn judge(outputs: &[String]) -> Verdict {
+        let mut verifier = RowsVerifier::new(VerifyOptions::default());
+        for (file, output) in outputs.iter().enumerate() {
+            verifier.read(file, output.as_bytes()).unwrap();
+        }
+        verifier.finish()
+    }
+
+    fn broken(outputs: &[String]) -> Vec<Promise> {
+        judge(outputs).findings.iter().map(|finding| finding.promise).collect()
+    }
+
+    #[test]
+    fn outputs_that_agree_are_in_order() {
+        let output = |ts_recv| [row(1, 0, 5, ts_recv), row(1, 1, 5, ts_recv), row(3, 0, 6, ts_recv)].concat();
+        let verdict = judge(&[output(7), output(8)]);
+        assert!(verdict.is_kept(), "{:?}", verdict.findings);
+        assert_eq!((verdict.names, verdict.said_again), (3, 3));
+    }
+
+    #[test]
+    fn each_way_to_be_wrong_is_found() {
+        let whole = [row(1, 0, 5, 0), row(2, 0, 5, 0), row(3, 0, 6, 0)].concat();
+        let doubled = [row(1, 0, 5, 0), row(1, 0, 5, 0)].concat();
+        assert_eq!(broken(&[doubled]), [Promise::Once]);
+        let reversed = [row(2, 0, 5, 0), row(1, 0, 5, 0)].concat();
+        assert_eq!(broken(&[reversed]), [Promise::InOrder]);
+        let lacking = [row(1, 0, 5, 0), row(3, 0, 6, 0)].concat();
+        assert_eq!(broken(&[whole.clone(), lacking]), [Promise::Complete]);
+        let other = [row(1, 0, 5, 0), row(2, 0, 9, 0), row(3, 0, 6, 0)].concat();
+        assert_eq!(broken(&[whole.clone(), other]), [Promise::OneContent]);
+        // Who came late or left early has missed nothing.
+        assert_eq!(broken(&[whole, row(2, 0, 5, 0)]), []);
+    }
+
+    #[test]
+    fn what_is_no_row_is_told_with_its_place() {
+        let first = row(1, 0, 5, 0);
+        for junk in ["{\"a\":", "[]\n", "{}\n", "\u{0}\n"] {
+            let mut verifier = RowsVerifier::new(VerifyOptions::default());
+            let error = verifier.read(0, format!("{first}{junk}").as_bytes()).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("line 2 (at byte {})", first.len())), "{error}");
+        }
+    }
+}

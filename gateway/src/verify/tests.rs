@@ -1,0 +1,233 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use mdgw_feeds::{frame::FrameFlags, identity::Epoch, published::packet::PacketFlags};
+
+use super::{
+    PublishClock, VerifyOptions,
+    finding::Promise::{self, Complete, InOrder, Once, OneContent, OnePublisher},
+    forge::{Forged, World},
+};
+
+fn world() -> World {
+    World::default()
+}
+
+/// Which promises were broken, each as often as it was.
+fn broken(world: &World) -> Vec<Promise> {
+    let verdict = world.verdict(VerifyOptions::default());
+    let found: Vec<_> = verdict.findings.iter().map(|finding| finding.promise).collect();
+    assert_eq!(found.len() as u64, verdict.broken.iter().sum::<u64>());
+    assert_eq!(found.is_empty(), verdict.is_kept());
+    found
+}
+
+#[test]
+fn a_takeover_that_says_a_tail_again_keeps_all_promises() {
+    let mut world = world();
+    world.live(5, 0, 1, 100).wait(20).take_over(6, 1, 90, 105).live(6, 1, 105, 200);
+    assert_eq!(broken(&world), []);
+    let verdict = world.verdict(VerifyOptions::default());
+    assert_eq!((verdict.names, verdict.said_again), (199, 10));
+    assert_eq!(verdict.epochs.iter().map(|epoch| (epoch.count, epoch.node)).collect::<Vec<_>>(), [(5, 0), (6, 1)]);
+    let channel = &verdict.channels[0];
+    assert_eq!((channel.changes, channel.blackout.count), (1, 1));
+    // 20 ms of nothing, the heartbeat, ten messages that were known, the first new one.
+    let expected_ns = 32_000_000;
+    assert!(channel.blackout.max_ns.abs_diff(expected_ns) < expected_ns / 500, "{}", channel.blackout.max_ns);
+}
+
+#[test]
+fn a_name_said_twice_in_one_epoch_is_found_and_a_packet_captured_twice_is_not() {
+    let mut world = world();
+    world.live(5, 0, 1, 10).again();
+    assert_eq!(broken(&world), []);
+    assert_eq!(world.verdict(VerifyOptions::default()).counts.captured_twice, 1);
+    world.say(Forged::message(5, 0, 9));
+    assert_eq!(broken(&world), [Once]);
+}
+
+#[test]
+fn disorder_is_found() {
+    let mut world = world();
+    world.live(5, 0, 1, 5).say(Forged::message(5, 0, 6)).say(Forged::message(5, 0, 5)).live(5, 0, 7, 9);
+    assert_eq!(broken(&world), [InOrder]);
+}
+
+#[test]
+fn a_session_that_goes_back_is_found() {
+    let mut world = world();
+    let of_second = |sequence| Forged { restart: 1, ..Forged::message(5, 0, sequence) };
+    world.live(5, 0, 1, 5).say(of_second(1)).say(of_second(2));
+    assert_eq!(broken(&world), []);
+    world.say(Forged::message(5, 0, 5));
+    assert_eq!(broken(&world), [InOrder]);
+}
+
+#[test]
+fn what_never_came_is_found_and_what_an_answer_brought_or_a_gap_declared_is_not() {
+    let mut lost = world();
+    lost.live(5, 0, 1, 5).live(5, 0, 7, 9);
+    assert_eq!(broken(&lost), [Complete]);
+    let text = &lost.verdict(VerifyOptions::default()).findings[0].text;
+    assert!(text.ends_with("sequences 5 to 6 never came"), "{text}");
+
+    let mut answered = world();
+    answered.live(5, 0, 1, 5).live(5, 0, 7, 9);
+    for sequence in 5..7 {
+        let flags = PacketFlags::RETRANSMISSION;
+        answered.say(Forged { dst: "10.0.0.9:4000", flags, ..Forged::message(5, 1, sequence) });
+    }
+    assert_eq!(broken(&answered), []);
+
+    let mut declared = world();
+    declared.live(5, 0, 1, 5).say(Forged { next: 7, is_gap: true, ..Forged::message(5, 0, 5) }).live(5, 0, 7, 9);
+    assert_eq!(broken(&declared), []);
+    assert_eq!(declared.verdict(VerifyOptions::default()).channels[0].gaps, 1);
+
+    let mut ended = world();
+    ended.live(5, 0, 1, 5);
+    let flags = PacketFlags::HEARTBEAT.with(PacketFlags::END_OF_SESSION);
+    ended.say(Forged { flags, ..Forged::heartbeat(5, 0, 9) });
+    assert_eq!(broken(&ended), [Complete], "the end of the session is known");
+}
+
+#[test]
+fn what_only_a_fenced_packet_said_is_missing() {
+    let mut world = world();
+    world.live(5, 0, 1, 5).say(Forged::heartbeat(6, 1, 6));
+    // Stopped between check and send, it wakes up after the other has begun: what it says is dropped.
+    world.say(Forged { send_time_ns: Some(4_500_000), ..Forged::message(5, 0, 5) }).live(6, 1, 6, 9);
+    assert_eq!(broken(&world), [Complete]);
+    assert_eq!(world.verdict(VerifyOptions::default()).counts.fenced, 1);
+}
+
+#[test]
+fn another_content_under_the_same_name_is_found() {
+    let mut world = world();
+    world.live(5, 0, 1, 5).take_over(6, 1, 5, 5);
+    world.say(Forged { fill: 99, flags: PacketFlags::RETRANSMISSION, ..Forged::message(6, 1, 4) });
+    assert!(broken(&world).contains(&OneContent));
+
+    // Whether the book is in doubt is the gateway's own.
+    let mut doubted = self::world();
+    let frame_flags = FrameFlags::SUSPECT;
+    doubted.live(5, 0, 1, 5).say(Forged::heartbeat(6, 1, 4));
+    doubted.say(Forged { frame_flags, flags: PacketFlags::RETRANSMISSION, ..Forged::message(6, 1, 4) });
+    assert_eq!(broken(&doubted), []);
+}
+
+#[test]
+fn a_gap_that_is_filled_in_sequence_is_found_and_a_late_fill_is_not() {
+    let gap = Forged { next: 7, is_gap: true, ..Forged::message(5, 0, 5) };
+    let mut filled = world();
+    filled.live(5, 0, 1, 5).say(gap).say(Forged::heartbeat(6, 1, 5)).live(6, 1, 5, 8);
+    assert_eq!(broken(&filled), [OneContent, OneContent]);
+    let mut late = world();
+    late.live(5, 0, 1, 5).say(gap).take_over(6, 1, 7, 7);
+    late.say(Forged { first: 7, next: 8, ..Forged::message(6, 1, 7) });
+    assert_eq!(broken(&late), []);
+}
+
+#[test]
+fn parts_of_a_message_are_names_of_their_own() {
+    let part = |count, node, number, is_last| Forged {
+        part: Some((number, is_last)),
+        fill: 7,
+        ..Forged::message(count, node, 5)
+    };
+    let mut whole = world();
+    whole.live(5, 0, 1, 5).say(part(5, 0, 0, false)).say(part(5, 0, 1, false));
+    // Killed inside the message: the next one says it again, whole.
+    whole.say(Forged::heartbeat(6, 1, 5));
+    for (number, is_last) in [(0, false), (1, false), (2, true)] {
+        whole.say(Forged { flags: PacketFlags::RETRANSMISSION, ..part(6, 1, number, is_last) });
+    }
+    whole.live(6, 1, 6, 9);
+    assert_eq!(broken(&whole), []);
+    let mut lacking = world();
+    lacking.live(5, 0, 1, 5).say(part(5, 0, 0, false)).say(part(5, 0, 2, true)).live(5, 0, 6, 9);
+    assert_eq!(broken(&lacking), [Complete]);
+}
+
+#[test]
+fn an_old_epoch_that_goes_on_is_found_by_either_clock() {
+    let mut world = world();
+    world.live(5, 0, 1, 5).say(Forged::heartbeat(6, 1, 5)).live(6, 1, 5, 8);
+    // Said after the new one had begun.
+    world.say(Forged::message(5, 0, 5));
+    assert_eq!(broken(&world), [OnePublisher]);
+    let tolerant = VerifyOptions { clock_error_ns: 5_000_000, ..VerifyOptions::default() };
+    assert!(world.verdict(tolerant).is_kept());
+
+    // Said before, by its own clock, but on the wire after: the receivers' rule closes that hole, the wire shows it.
+    let mut paused = self::world();
+    paused.live(5, 0, 1, 5).say(Forged::heartbeat(6, 1, 5)).live(6, 1, 5, 8);
+    paused.say(Forged { send_time_ns: Some(4_200_000), ..Forged::message(5, 0, 5) });
+    assert_eq!(broken(&paused), []);
+    let by_wire = VerifyOptions { clock: PublishClock::Capture, ..VerifyOptions::default() };
+    assert_eq!(paused.verdict(by_wire).findings[0].promise, OnePublisher);
+}
+
+#[test]
+fn two_nodes_under_one_count_are_found() {
+    let mut world = world();
+    world.live(5, 0, 1, 5).say(Forged::heartbeat(5, 1, 5)).live(5, 1, 5, 8);
+    assert_eq!(broken(&world), [OnePublisher]);
+}
+
+#[test]
+fn an_epoch_that_nobody_can_believe_is_left_out() {
+    let mut world = world();
+    world.live(5, 0, 1, 5);
+    world.say(Forged { epoch: Epoch::new(5_000_000, 9), fill: 9, ..Forged::message(5, 0, 3) }).live(5, 0, 5, 9);
+    assert_eq!(broken(&world), []);
+    assert_eq!(world.verdict(VerifyOptions::default()).counts.incredible, 1);
+}
+
+#[test]
+fn each_capture_is_a_receiver_of_its_own() {
+    let mut world = world();
+    world.live(5, 0, 1, 9);
+    for sequence in [1, 2, 3, 6, 7] {
+        world.say(Forged { file: 1, ..Forged::message(5, 0, sequence) });
+    }
+    assert_eq!(broken(&world), [Complete], "the second receiver lacks two");
+    assert_eq!(world.verdict(VerifyOptions::default()).findings[0].place.file, 1);
+}
+
+#[test]
+fn findings_are_bounded_and_all_counted() {
+    let mut world = world();
+    world.live(5, 0, 1, 100);
+    for sequence in 1..100 {
+        world.say(Forged { fill: 255, ..Forged::message(5, 0, sequence) });
+    }
+    let verdict = world.verdict(VerifyOptions { findings_max: 3, ..VerifyOptions::default() });
+    assert_eq!(verdict.findings.len(), 3);
+    assert_eq!((verdict.broken[Once as usize], verdict.broken[OneContent as usize]), (99, 99));
+}
+
+#[test]
+fn junk_is_counted_and_never_a_panic() {
+    let mut verifier = super::Verifier::new(VerifyOptions::default());
+    let mut state = 1_u64;
+    let mut good = Vec::new();
+    for length in 0..2_000 {
+        let mut bytes: Vec<u8> = (0..length % 200)
+            .map(|_| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                state.to_be_bytes()[0]
+            })
+            .collect();
+        if let Some(magic) = bytes.get_mut(..4) {
+            magic.copy_from_slice(b"MDGW");
+        }
+        good.push(bytes);
+    }
+    for (number, payload) in (1..).zip(&good) {
+        let place = super::Place { file: 0, number };
+        verifier.accept(&super::Seen { place, time_ns: number, dst: "239.1.1.1:1".parse().unwrap(), payload });
+    }
+    let verdict = verifier.finish();
+    assert_eq!(verdict.counts.foreign + verdict.counts.damaged.values().sum::<u64>() + verdict.counts.packets, 2_000);
+}

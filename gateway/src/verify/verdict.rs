@@ -1,0 +1,320 @@
+//! The verdict: as a table, or as one line of JSON.
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use hdrhistogram::Histogram;
+use mdgw_feeds::identity::{ChannelId, GroupId};
+use serde_json::{Value, json};
+
+use super::{
+    Counts,
+    content::Contents,
+    coverage::sequence,
+    epochs::Intervals,
+    finding::{Finding, Findings, Place, Promise},
+    receiver::ReceiverView,
+};
+use crate::replay::summary::grouped;
+
+/// What came of it.
+#[derive(Clone, Debug, Default)]
+pub struct Verdict {
+    /// What was read.
+    pub counts: Counts,
+    /// Rows of receivers' outputs.
+    pub rows: u64,
+    /// Different names.
+    pub names: u64,
+    /// Names that were said again, with the same content.
+    pub said_again: u64,
+    /// Names whose content was forgotten before the end.
+    pub forgotten: u64,
+    /// Epochs with their publish intervals.
+    pub epochs: Vec<EpochVerdict>,
+    /// Channels as each receiver saw them.
+    pub channels: Vec<ChannelVerdict>,
+    /// The first broken promises, in the order in which they were found.
+    pub findings: Vec<Finding>,
+    /// How often each promise was broken, in the order of [`Promise::ALL`].
+    pub broken: [u64; Promise::ALL.len()],
+}
+
+/// When one epoch was published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EpochVerdict {
+    /// Its group.
+    pub group: u16,
+    /// Its count.
+    pub count: u64,
+    /// Its node.
+    pub node: u8,
+    /// First packet, ns since 1970 UTC.
+    pub first_ns: u64,
+    /// Last packet, ns since 1970 UTC.
+    pub last_ns: u64,
+    /// Packets.
+    pub packets: u64,
+}
+
+/// One channel at one receiver.
+#[derive(Clone, Debug)]
+pub struct ChannelVerdict {
+    /// Which file, from 0.
+    pub file: usize,
+    /// Its group.
+    pub group: u16,
+    /// Its number.
+    pub channel: u16,
+    /// Each session with its first and last sequence.
+    pub sessions: Vec<(String, u64, u64)>,
+    /// Gaps that were declared.
+    pub gaps: u64,
+    /// Changes of leadership.
+    pub changes: u64,
+    /// From the last packet of an epoch to the first new content of the next.
+    pub blackout: Times,
+    /// The same, from the last content.
+    pub silence: Times,
+}
+
+/// A distribution of times, ns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// How many.
+    pub count: u64,
+    /// Median.
+    pub p50_ns: u64,
+    /// 99th percentile.
+    pub p99_ns: u64,
+    /// Longest.
+    pub max_ns: u64,
+}
+
+impl Verdict {
+    pub(super) fn of_captures(
+        counts: Counts,
+        contents: &BTreeMap<(GroupId, ChannelId), Contents>,
+        intervals: &Intervals,
+        receivers: &BTreeMap<usize, ReceiverView>,
+        findings: Findings,
+    ) -> Self {
+        let sum = |of: fn(&Contents) -> u64| contents.values().map(of).sum();
+        let epochs = intervals.0.iter().flat_map(|((_, group), epochs)| {
+            epochs.iter().map(|(epoch, interval)| EpochVerdict {
+                group: group.0,
+                count: epoch.count(),
+                node: epoch.node(),
+                first_ns: interval.first_ns,
+                last_ns: interval.last_ns,
+                packets: interval.packets,
+            })
+        });
+        let channels = receivers.iter().flat_map(|(file, receiver)| {
+            receiver.channels.iter().map(|((group, channel), view)| ChannelVerdict {
+                file: *file,
+                group: group.0,
+                channel: channel.0,
+                sessions: view
+                    .sessions
+                    .iter()
+                    .filter_map(|(session, view)| {
+                        let bounds = view.settled.bounds()?;
+                        Some((session.to_string(), sequence(bounds.start), sequence(bounds.end - 1)))
+                    })
+                    .collect(),
+                gaps: view.sessions.values().map(|session| session.gap_count).sum(),
+                changes: view.changes,
+                blackout: Times::of(&view.blackout_ns),
+                silence: Times::of(&view.silence_ns),
+            })
+        });
+        Self {
+            counts,
+            names: sum(|contents| contents.names),
+            said_again: sum(|contents| contents.said_again),
+            forgotten: sum(|contents| contents.forgotten),
+            epochs: epochs.collect(),
+            channels: channels.collect(),
+            findings: findings.told,
+            broken: findings.counts,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn of_rows(rows: &BTreeMap<usize, u64>, names: u64, findings: Findings) -> Self {
+        let rows = rows.values().sum();
+        let said_again = u64::saturating_sub(rows, names);
+        Self { rows, names, said_again, findings: findings.told, broken: findings.counts, ..Self::default() }
+    }
+
+    /// Both together: captures and receivers' outputs.
+    #[must_use]
+    pub fn with(mut self, mut other: Self) -> Self {
+        self.rows += other.rows;
+        self.names += other.names;
+        self.said_again += other.said_again;
+        self.findings.append(&mut other.findings);
+        for (mine, others) in self.broken.iter_mut().zip(other.broken) {
+            *mine += others;
+        }
+        self
+    }
+
+    /// Whether all promises were kept.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        self.broken.iter().all(|count| *count == 0)
+    }
+
+    /// Whether there was anything to judge.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.counts.packets == 0 && self.rows == 0
+    }
+
+    /// One line of JSON. `files` are the names of the files by their numbers.
+    #[must_use]
+    pub fn to_json(&self, files: &[String]) -> Value {
+        let Counts { packets, answers, captured_twice, fenced, incredible, other_groups, foreign, damaged } =
+            &self.counts;
+        let times = |times: &Times| json!({ "count": times.count, "p50_ns": times.p50_ns, "p99_ns": times.p99_ns, "max_ns": times.max_ns });
+        let promises: BTreeMap<&str, u64> =
+            Promise::ALL.into_iter().map(|promise| (promise.name(), self.broken[promise as usize])).collect();
+        json!({
+            "kept": self.is_kept(),
+            "files": files,
+            "packets": packets,
+            "answers": answers,
+            "captured_twice": captured_twice,
+            "fenced": fenced,
+            "incredible_epochs": incredible,
+            "other_groups": other_groups,
+            "foreign": foreign,
+            "damaged": damaged,
+            "rows": self.rows,
+            "names": self.names,
+            "said_again": self.said_again,
+            "forgotten": self.forgotten,
+            "broken": promises,
+            "epochs": self.epochs.iter().map(|epoch| json!({
+                "group": epoch.group, "count": epoch.count, "node": epoch.node,
+                "first_ns": epoch.first_ns, "last_ns": epoch.last_ns, "packets": epoch.packets,
+            })).collect::<Vec<_>>(),
+            "channels": self.channels.iter().map(|channel| json!({
+                "file": files.get(channel.file), "group": channel.group, "channel": channel.channel,
+                "sessions": channel.sessions.iter().map(|(session, first, last)| json!({
+                    "session": session, "first": first, "last": last,
+                })).collect::<Vec<_>>(),
+                "gaps": channel.gaps, "changes": channel.changes,
+                "blackout": times(&channel.blackout), "silence": times(&channel.silence),
+            })).collect::<Vec<_>>(),
+            "findings": self.findings.iter().map(|finding| json!({
+                "promise": finding.promise.name(), "file": files.get(finding.place.file),
+                "number": finding.place.number, "text": finding.text,
+            })).collect::<Vec<_>>(),
+        })
+    }
+
+    /// A table for people.
+    #[must_use]
+    pub fn to_table(&self, files: &[String]) -> String {
+        let mut text = String::new();
+        let mut row = |name: &str, value: String| {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{}", format!("{name:<26} {value}").trim_end());
+        };
+        let counts = &self.counts;
+        if counts.packets > 0 {
+            let answers = grouped(counts.answers);
+            row("published packets", format!("{} ({answers} answers to questions)", grouped(counts.packets)));
+        }
+        let oddities = [
+            ("receivers' rows", self.rows),
+            ("captured twice", counts.captured_twice),
+            ("of old epochs, dropped", counts.fenced),
+            ("of incredible epochs", counts.incredible),
+            ("of other groups", counts.other_groups),
+            ("other datagrams", counts.foreign),
+            ("names forgotten", self.forgotten),
+        ];
+        for (name, count) in oddities.into_iter().filter(|(_, count)| *count > 0) {
+            row(name, grouped(count));
+        }
+        for (reason, count) in &counts.damaged {
+            row(&format!("damaged: {reason}"), grouped(*count));
+        }
+        row("names", format!("{}, {} of them said again", grouped(self.names), grouped(self.said_again)));
+        for epoch in &self.epochs {
+            let length_s = Seconds(epoch.last_ns - epoch.first_ns);
+            let value = format!(
+                "node {}, {} packets in {} s from {}",
+                epoch.node,
+                grouped(epoch.packets),
+                length_s,
+                epoch.first_ns
+            );
+            row(&format!("group {} epoch {}", epoch.group, epoch.count), value);
+        }
+        for channel in &self.channels {
+            let file = files.get(channel.file).map_or("", String::as_str);
+            row(&format!("channel {}", channel.channel), format!("group {}, {file}", channel.group));
+            for (session, first, last) in &channel.sessions {
+                row("  session", format!("{session}, {} to {}", grouped(*first), grouped(*last)));
+            }
+            row("  gaps declared", grouped(channel.gaps));
+            row("  changes of leadership", grouped(channel.changes));
+            for (name, times) in [("  blackout", channel.blackout), ("  silence", channel.silence)] {
+                if times.count > 0 {
+                    let [p50, p99, max] = [times.p50_ns, times.p99_ns, times.max_ns].map(Milliseconds);
+                    row(name, format!("p50 {p50} ms  p99 {p99} ms  max {max} ms  of {}", times.count));
+                }
+            }
+        }
+        row("", String::new());
+        for promise in Promise::ALL {
+            let count = self.broken[promise as usize];
+            row(
+                promise.name(),
+                if count == 0 { "kept".to_owned() } else { format!("BROKEN, {} times", grouped(count)) },
+            );
+        }
+        for finding in &self.findings {
+            row("", format!("{}: {}", place(finding.place, files), finding.text));
+        }
+        text
+    }
+}
+
+fn place(place: Place, files: &[String]) -> String {
+    let file = files.get(place.file).map_or("", String::as_str);
+    if place.number == 0 { file.to_owned() } else { format!("{file}:{}", place.number) }
+}
+
+impl Times {
+    fn of(histogram: &Histogram<u64>) -> Self {
+        Self {
+            count: histogram.len(),
+            p50_ns: histogram.value_at_quantile(0.5),
+            p99_ns: histogram.value_at_quantile(0.99),
+            max_ns: histogram.max(),
+        }
+    }
+}
+
+/// Nanoseconds as seconds.
+struct Seconds(u64);
+
+impl std::fmt::Display for Seconds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{:03}", self.0 / 1_000_000_000, self.0 / 1_000_000 % 1_000)
+    }
+}
+
+/// Nanoseconds as milliseconds.
+struct Milliseconds(u64);
+
+impl std::fmt::Display for Milliseconds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{:03}", self.0 / 1_000_000, self.0 / 1_000 % 1_000)
+    }
+}

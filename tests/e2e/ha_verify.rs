@@ -1,0 +1,144 @@
+//! `mdgw ha verify` on what gateways really publish: a kill in the middle keeps every promise, and each kind of damage
+//! to the same capture is found.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs,
+    net::SocketAddrV4,
+    path::{Path, PathBuf},
+};
+
+use mdgw_tests::{
+    feeds::{self, MIDNIGHT_NS, Packet, SESSION},
+    process::{self, Ended, Signal},
+    site::{Site, Wanted, text, wait_until_joined},
+    tap::Tap,
+};
+
+#[test]
+fn a_gateway_that_is_killed_and_comes_back_keeps_all_promises() {
+    let site = Site::new();
+    let capture = killed_in_the_middle(&site);
+    let ended = verify(&[&capture], &["--json"]).with_code(0);
+    let verdict = ended.json();
+    assert_eq!(verdict["epochs"].as_array().unwrap().len(), 2, "{}", ended.stdout);
+    assert_eq!(verdict["channels"][0]["changes"], 1, "{}", ended.stdout);
+    assert_eq!(verdict["channels"][0]["blackout"]["count"], 1, "{}", ended.stdout);
+    assert_eq!(verdict["channels"][0]["sessions"][0]["first"], 1, "{}", ended.stdout);
+    let table = verify(&[&capture], &[]).with_code(0).stdout;
+    assert!(table.contains("one publisher at a time    kept") && !table.contains("BROKEN"), "{table}");
+}
+
+#[test]
+fn each_kind_of_damage_is_found() {
+    let site = Site::new();
+    let capture = killed_in_the_middle(&site);
+    let packets = feeds::capture_packets(&capture);
+    let path = site.path("damaged.pcap");
+    let judged = |packets: &[Packet]| {
+        feeds::write_capture(&path, &site.output.to_string(), packets);
+        verify(&[&path], &["--json"])
+    };
+    let whole = judged(&packets).with_code(0).json();
+    assert!(whole["kept"].as_bool().unwrap());
+
+    // A packet with content, in the middle of the second half.
+    let place = packets.len() * 3 / 4;
+    let place = place + packets[place..].iter().position(|(_, bytes)| bytes[10] > 0).unwrap();
+    let edited = |edit: fn(&mut Vec<u8>)| {
+        let mut packets = packets.clone();
+        let mut bytes = packets[place].1.to_vec();
+        edit(&mut bytes);
+        packets.insert(place + 1, (packets[place].0, bytes.into()));
+        packets
+    };
+    let mut without = packets.clone();
+    without.remove(place);
+    let mut swapped = packets.clone();
+    swapped.swap(place, place + 1);
+    let send_later = |bytes: &mut Vec<u8>| bytes[56] ^= 1;
+    for (damaged, promise) in [
+        (without, "nothing missing"),
+        (swapped, "in order"),
+        (edited(send_later), "each name once"),
+        (
+            edited(|bytes| {
+                let last = bytes.len() - 1;
+                bytes[last] ^= 1;
+            }),
+            "one content for a name",
+        ),
+        // Under the epoch before: its count is one lower.
+        (edited(|bytes| bytes[17] -= 1), "one publisher at a time"),
+    ] {
+        let ended = judged(&damaged).with_code(1);
+        assert!(ended.json()["broken"][promise].as_u64().unwrap() > 0, "{promise}: {}", ended.stdout);
+    }
+}
+
+#[test]
+fn receivers_that_delivered_the_same_agree_and_one_that_did_not_is_found() {
+    let site = Site::new();
+    let gateway = site.gateway(&Wanted::itch(), &["--date", "2019-01-30"]);
+    let tails = [(); 2].map(|()| site.start_tail(site.output, &["--json", "--until-ended"]));
+    wait_until_joined(site.output, 2);
+    let _ = site.sim(&["--messages", "3000", "--stocks", "20", "--rate", "2000"]).end().with_code(0);
+    let outputs = tails.map(|tail| tail.end().with_code(0).stdout);
+    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+
+    let paths = [site.path("one.jsonl"), site.path("two.jsonl")];
+    fs::write(&paths[0], &outputs[0]).unwrap();
+    fs::write(&paths[1], &outputs[1]).unwrap();
+    let _ = verify(&[&paths[0], &paths[1]], &[]).with_code(0);
+    let lines: Vec<&str> = outputs[1].lines().collect();
+    fs::write(&paths[1], [&lines[..100], &lines[101..]].concat().join("\n")).unwrap();
+    let ended = verify(&[&paths[0], &paths[1]], &[]).with_code(1);
+    assert!(ended.stdout.contains("was not delivered here"), "{}", ended.stdout);
+}
+
+#[test]
+fn what_cannot_be_judged_is_2() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("other.pcap");
+    let packets = feeds::itch_packets(feeds::itch_day(500, 1), SESSION, MIDNIGHT_NS);
+    feeds::write_capture(&path, feeds::DESTINATIONS[0], &packets);
+    let ended = verify(&[&path], &[]).with_code(2);
+    assert!(ended.stderr.contains("nothing that a gateway published"), "{}", ended.stderr);
+    let whole = fs::read(&path).unwrap();
+    fs::write(&path, &whole[..whole.len() - 5]).unwrap();
+    let ended = verify(&[&path], &[]).with_code(2);
+    assert!(ended.stderr.contains("at byte "), "{}", ended.stderr);
+    let _ = verify(&[Path::new("/nowhere.pcap")], &[]).with_code(2);
+}
+
+/// A capture of two lives of one gateway: the first one ends by a signal that leaves it no time.
+fn killed_in_the_middle(site: &Site) -> PathBuf {
+    let capture = site.path("published.pcap");
+    let packets = feeds::itch_packets(feeds::itch_day(10_000, 6), SESSION, MIDNIGHT_NS);
+    let (early, late) = packets.split_at(packets.len() / 2);
+    let [morning, afternoon] = ["morning.pcap", "afternoon.pcap"].map(|name| site.path(name));
+    feeds::write_capture(&morning, feeds::DESTINATIONS[0], early);
+    feeds::write_capture(&afternoon, feeds::DESTINATIONS[0], late);
+    let wanted = Wanted { has_recovery: false, ..Wanted::itch() };
+    let arguments = ["--date", "2019-01-30"];
+
+    let tap = Tap::start(site.output, &capture);
+    let killed = site.gateway(&wanted, &arguments);
+    play(&morning, site.lines[0]);
+    let _ = killed.end_by(Signal::Kill);
+    let gateway = site.gateway(&wanted, &arguments);
+    play(&afternoon, site.lines[0]);
+    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    assert!(tap.finish() > 1_000);
+    capture
+}
+
+fn play(capture: &Path, line: SocketAddrV4) {
+    let line = line.to_string();
+    let _ = process::run(["replay", text(capture), "--to", &line, "--rate", "4000", "--interface", "127.0.0.1"])
+        .with_code(0);
+}
+
+fn verify(files: &[&Path], more: &[&str]) -> Ended {
+    process::run(["ha", "verify"].into_iter().chain(files.iter().map(|file| text(file))).chain(more.iter().copied()))
+}

@@ -1,0 +1,85 @@
+//! A capture of a published group, taken like any receiver would.
+
+use std::{
+    fs::File,
+    io::{self, BufWriter},
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use mdgw::capture_file::PcapWriter;
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// Writes whatever reaches a group on loopback into a pcap file.
+#[derive(Debug)]
+pub struct Tap {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<u64>>,
+}
+
+impl Tap {
+    /// Joins the group; what is sent from now on is captured.
+    ///
+    /// # Panics
+    /// When the socket can't be opened or the file not be written.
+    #[must_use]
+    pub fn start(group: SocketAddrV4, path: &Path) -> Self {
+        let socket = open(group).expect("the tap joins a group");
+        let file = BufWriter::new(File::create(path).expect("a capture can be created"));
+        let mut writer = PcapWriter::new(file).expect("a capture can be begun");
+        let stop = Arc::new(AtomicBool::new(false));
+        let of_thread = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut datagram = [0; 2_048];
+            let mut count = 0;
+            let sender = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1);
+            loop {
+                // Asked before, so that what lay in the socket then is still read.
+                let is_last = of_thread.load(Ordering::Acquire);
+                while let Ok(length) = socket.recv(&mut datagram) {
+                    let time_ns = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos();
+                    let time_ns = u64::try_from(time_ns).expect("before 2554");
+                    writer.datagram(time_ns, sender, group, &datagram[..length]).expect("a capture can be written");
+                    count += 1;
+                }
+                if is_last {
+                    writer.finish().expect("a capture can be ended");
+                    return count;
+                }
+            }
+        });
+        Self { stop, thread: Some(thread) }
+    }
+
+    /// Ends the file; how many datagrams it holds.
+    ///
+    /// # Panics
+    /// When it could not be written.
+    #[must_use]
+    pub fn finish(mut self) -> u64 {
+        self.stop.store(true, Ordering::Release);
+        self.thread.take().expect("finished once").join().expect("the tap writes its file")
+    }
+}
+
+impl Drop for Tap {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+    }
+}
+
+fn open(group: SocketAddrV4) -> io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_reuse_address(true)?;
+    socket.set_recv_buffer_size(4 << 20)?;
+    socket.bind(&group.into())?;
+    socket.join_multicast_v4(group.ip(), &Ipv4Addr::LOCALHOST)?;
+    socket.set_read_timeout(Some(Duration::from_millis(20)))?;
+    Ok(socket.into())
+}
