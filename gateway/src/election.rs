@@ -15,6 +15,7 @@
 //! - [`record`], [`register`]: the versioned record that decides, and the three operations a store must offer.
 //! - [`lease`]: the core over a register.
 //! - [`peer`]: what gateways of one group say to each other beside the store.
+//! - [`placement`]: who should publish which group, where several gateways share several.
 //! - [`auth`]: the shared key and what proves that a message is authentic and new.
 //! - [`latch`]: the face towards the gateway, after the pattern that is known as leader latch.
 //!
@@ -31,6 +32,7 @@ pub mod identity;
 pub mod latch;
 pub mod lease;
 pub mod peer;
+pub mod placement;
 pub mod record;
 pub mod register;
 pub mod timing;

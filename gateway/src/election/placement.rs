@@ -1,0 +1,192 @@
+//! Which gateway should publish which group, where several gateways share several groups.
+//!
+//! A pure function of what every gateway knows: the groups with their loads and present holders, and the gateways that are
+//! fit. All come to the same answer, in whatever order they learned it. It is a wish: a group moves only by hand-over, from
+//! a holder that leads to a gateway that stands.
+//!
+//! **Spread.** A gateway's fair share is its part of the load by capacity. A gateway that has its share takes no further
+//! group, so that none has more than its share by a whole group.
+//!
+//! **As few moves as possible.** A group stays where it is while its holder is fit and within its share. What has to move
+//! goes to the gateway that its name prefers (rendezvous hashing), of those with room: so a gateway that comes back
+//! finds much the same groups, and nobody else's move.
+
+use std::collections::BTreeMap;
+
+use mdgw_feeds::identity::GroupId;
+
+use super::identity::NodeId;
+
+/// A group that wants a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Which one.
+    pub group: GroupId,
+    /// What it costs, in any unit that all groups share; channels, for one. 0 counts as 1.
+    pub load: u32,
+    /// Who publishes it now.
+    pub holder: Option<NodeId>,
+}
+
+/// A gateway that may publish.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Which one.
+    pub node: NodeId,
+    /// What it can carry, compared with the others. 0 counts as 1.
+    pub capacity: u32,
+}
+
+/// Where each group should be. Empty without a host.
+#[must_use]
+pub fn place(groups: &[Placed], hosts: &[Host]) -> BTreeMap<GroupId, NodeId> {
+    let mut rooms = Rooms::new(groups, hosts);
+    let mut places = BTreeMap::new();
+    let mut moving = Vec::new();
+    for group in in_order(groups, |group| group.holder) {
+        match group.holder {
+            Some(holder) if rooms.take(holder, group.load) => {
+                places.insert(group.group, holder);
+            }
+            _ => moving.push(*group),
+        }
+    }
+    // Heavy ones first: light ones fill up what they leave.
+    for group in in_order(&moving, |_| None).into_iter().rev() {
+        let mut wishes: Vec<NodeId> = rooms.nodes().collect();
+        wishes.sort_by_key(|node| std::cmp::Reverse((affinity(group.group, *node), *node)));
+        if let Some(node) = wishes.into_iter().find(|node| rooms.take(*node, group.load)) {
+            places.insert(group.group, node);
+        }
+    }
+    places
+}
+
+/// In an order that doesn't depend on how they were listed. Light ones first: then what a host was given, in whatever
+/// order, fits again. Of equally light ones those that prefer the host.
+fn in_order(groups: &[Placed], holder: impl Fn(&Placed) -> Option<NodeId>) -> Vec<&Placed> {
+    let mut ordered: Vec<&Placed> = groups.iter().collect();
+    ordered.sort_by_key(|group| {
+        let affinity = holder(group).map(|node| affinity(group.group, node));
+        (group.load.max(1), std::cmp::Reverse(affinity), group.group)
+    });
+    ordered
+}
+
+/// What is left of each host's share.
+struct Rooms(BTreeMap<NodeId, Room>);
+
+struct Room {
+    taken: u64,
+    share: u64,
+}
+
+impl Rooms {
+    fn new(groups: &[Placed], hosts: &[Host]) -> Self {
+        let load: u64 = groups.iter().map(|group| u64::from(group.load.max(1))).sum();
+        let capacity: u64 = hosts.iter().map(|host| u64::from(host.capacity.max(1))).sum();
+        let share = |host: &Host| (load * u64::from(host.capacity.max(1))).div_ceil(capacity);
+        Self(hosts.iter().map(|host| (host.node, Room { taken: 0, share: share(host) })).collect())
+    }
+
+    fn nodes(&self) -> impl Iterator<Item = NodeId> {
+        self.0.keys().copied()
+    }
+
+    /// False: it is not there, or has its share.
+    fn take(&mut self, node: NodeId, load: u32) -> bool {
+        let Some(room) = self.0.get_mut(&node).filter(|room| room.taken < room.share) else { return false };
+        room.taken += u64::from(load.max(1));
+        true
+    }
+}
+
+/// How much a group prefers a gateway: the same on every machine. A few rounds of multiplication and shift (the
+/// finaliser of SplitMix64) make each pair's number independent of all others.
+fn affinity(group: GroupId, node: NodeId) -> u64 {
+    let mut mixed = (u64::from(group.0) << 8 | u64::from(node.0)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ mixed >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn groups(count: u16) -> Vec<Placed> {
+        (1..=count).map(|group| Placed { group: GroupId(group), load: 1, holder: None }).collect()
+    }
+
+    fn hosts(nodes: &[u8]) -> Vec<Host> {
+        nodes.iter().map(|node| Host { node: NodeId(*node), capacity: 1 }).collect()
+    }
+
+    /// The same groups, each held by whom `places` names.
+    fn held(groups: &[Placed], places: &BTreeMap<GroupId, NodeId>) -> Vec<Placed> {
+        groups.iter().map(|group| Placed { holder: places.get(&group.group).copied(), ..*group }).collect()
+    }
+
+    fn moved(before: &BTreeMap<GroupId, NodeId>, after: &BTreeMap<GroupId, NodeId>) -> Vec<GroupId> {
+        before.iter().filter(|(group, node)| after.get(group) != Some(*node)).map(|(group, _)| *group).collect()
+    }
+
+    fn counts(places: &BTreeMap<GroupId, NodeId>) -> BTreeMap<NodeId, usize> {
+        let mut counts = BTreeMap::new();
+        for node in places.values() {
+            *counts.entry(*node).or_default() += 1;
+        }
+        counts
+    }
+
+    #[test]
+    fn six_groups_lie_two_by_two_and_only_those_of_the_dead_one_move() {
+        let groups = groups(6);
+        let first = place(&groups, &hosts(&[1, 2, 3]));
+        assert!(counts(&first).values().all(|count| *count == 2), "{first:?}");
+        let second = place(&held(&groups, &first), &hosts(&[1, 3]));
+        assert!(counts(&second).values().all(|count| *count == 3), "{second:?}");
+        assert!(moved(&first, &second).iter().all(|group| first.get(group) == Some(&NodeId(2))));
+        let third = place(&held(&groups, &second), &hosts(&[1, 2, 3]));
+        assert_eq!(moved(&second, &third).len(), 2, "what the third one's share needs");
+        assert!(counts(&third).values().all(|count| *count == 2), "{third:?}");
+    }
+
+    #[test]
+    fn without_a_fit_gateway_nothing_is_placed() {
+        assert!(place(&groups(3), &[]).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn each_group_has_a_fit_host_within_its_share_and_stays_there(
+            loads in prop::collection::vec((0_u32..9, prop::option::of(0_u8..6)), 1..40),
+            capacities in prop::collection::btree_map(0_u8..6, 0_u32..5, 1..6),
+        ) {
+            let groups: Vec<Placed> = loads
+                .iter()
+                .zip(1_u16..)
+                .map(|((load, holder), group)| Placed { group: GroupId(group), load: *load, holder: holder.map(NodeId) })
+                .collect();
+            let hosts: Vec<Host> =
+                capacities.iter().map(|(node, capacity)| Host { node: NodeId(*node), capacity: *capacity }).collect();
+            let places = place(&groups, &hosts);
+            prop_assert_eq!(places.len(), groups.len());
+            let total: u64 = groups.iter().map(|group| u64::from(group.load.max(1))).sum();
+            let capacity: u64 = hosts.iter().map(|host| u64::from(host.capacity.max(1))).sum();
+            for host in &hosts {
+                let mine = groups.iter().filter(|group| places.get(&group.group) == Some(&host.node));
+                let loads: Vec<u64> = mine.map(|group| u64::from(group.load.max(1))).collect();
+                let share = (total * u64::from(host.capacity.max(1))).div_ceil(capacity);
+                let (sum, largest) = (loads.iter().sum::<u64>(), loads.iter().max().copied().unwrap_or(0));
+                prop_assert!(sum < share + largest.max(1), "{host:?}: {sum} of {share}");
+            }
+            // Nothing is left to move, whoever asks and in whatever order the groups are listed.
+            let mut again = held(&groups, &places);
+            again.reverse();
+            prop_assert_eq!(place(&again, &hosts), places);
+        }
+    }
+}
