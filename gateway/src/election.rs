@@ -10,6 +10,8 @@
 //! ```
 //! - [`core`]: what every election core is: a pure state machine with time passed in, no I/O, no clock, no thread, so
 //!   that the product, the simulation and the model run the same code.
+//! - [`driver`]: the election thread around a core.
+//! - [`file`]: the register of one host.
 //! - [`timing`]: lease, renewal, margin; refused where two leases could overlap, with the arithmetic.
 //! - [`identity`], [`fitness`]: who stands, and how well it is.
 //! - [`record`], [`register`]: the versioned record that decides, and the three operations a store must offer.
@@ -27,6 +29,8 @@
 
 pub mod auth;
 pub mod core;
+pub mod driver;
+pub mod file;
 pub mod fitness;
 pub mod identity;
 pub mod latch;

@@ -1,13 +1,13 @@
 //! What every election core is: a pure state machine. The election thread, the simulation and the model drive it.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, convert::Infallible};
 
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
 
 use super::{
     fitness::{Fitness, Standing},
-    identity::{Member, NodeId, NodeName, Position},
-    peer::{DeathNotice, PeerMessage},
+    identity::{Member, NodeId, NodeName},
+    peer::{DeathNotice, PeerMessage, PeerState},
 };
 
 /// One gateway's part in the election of one group. No I/O, no clock, no thread, no random number.
@@ -26,6 +26,9 @@ pub trait Core {
 
     /// What is known now.
     fn view(&self) -> View;
+
+    /// What is to be said of this gateway to the others, over the pair link.
+    fn peer_state(&self) -> PeerState;
 }
 
 /// What can come.
@@ -62,7 +65,7 @@ pub enum Input<E> {
     /// The fence is closed and no send is outstanding any more: the answer to [`Output::Drain`].
     Drained {
         /// Where this gateway's output ended, per channel.
-        positions: BTreeMap<u16, Position>,
+        positions: BTreeMap<u16, StreamPosition>,
     },
     /// No automatic moves from now on, or again.
     Pin(Pin),
@@ -70,6 +73,29 @@ pub enum Input<E> {
     Admit(NodeId, NodeName),
     /// Release what is held and stand no more.
     Close,
+}
+
+impl Input<Infallible> {
+    /// The same for any backend.
+    #[must_use]
+    pub fn widen<E>(self) -> Input<E> {
+        match self {
+            Self::Time => Input::Time,
+            Self::Backend(never) => match never {},
+            Self::Peer { from, message } => Input::Peer { from, message },
+            Self::Died(notice) => Input::Died(notice),
+            Self::Fitness(fitness) => Input::Fitness(fitness),
+            Self::Standing(standing) => Input::Standing(standing),
+            Self::ClockRate { error_ppm } => Input::ClockRate { error_ppm },
+            Self::Progress(progress) => Input::Progress(progress),
+            Self::Heard(epoch) => Input::Heard(epoch),
+            Self::HandOver(target) => Input::HandOver(target),
+            Self::Drained { positions } => Input::Drained { positions },
+            Self::Pin(pin) => Input::Pin(pin),
+            Self::Admit(node, name) => Input::Admit(node, name),
+            Self::Close => Input::Close,
+        }
+    }
 }
 
 /// What is to be done.

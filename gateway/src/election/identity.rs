@@ -1,9 +1,8 @@
-//! Names in an election: nodes, their incarnations, places in the published stream, and the next epoch.
+//! Names in an election: nodes, their incarnations, and the next epoch; and how they are written.
 
 use std::fmt;
 
-use mdgw_feeds::identity::{Epoch, Feed, Sequence, Session};
-use mdgw_feeds::time::TradingDate;
+use mdgw_feeds::identity::Epoch;
 use serde::{Deserialize, Serialize};
 
 /// Number of a gateway within its group: the low 8 bits of every epoch that it makes. Unique by configuration.
@@ -89,18 +88,6 @@ impl fmt::Display for Member {
     }
 }
 
-/// A place in a channel's published stream. Sessions order first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "WrittenPosition", into = "WrittenPosition")]
-pub struct Position {
-    /// The numbering.
-    pub session: Session,
-    /// The next input sequence.
-    pub sequence: Sequence,
-    /// The next part of it, 0 unless a message cut into parts has been published up to there.
-    pub part: u16,
-}
-
 /// The epoch to take next: above what the record says, what this gateway once used, and what was credibly heard.
 /// `None` once the counts are used up.
 #[must_use]
@@ -134,32 +121,62 @@ pub mod epoch_number {
     }
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WrittenPosition {
-    feed: u16,
-    /// `YYYYMMDD`.
-    date: u32,
-    restart: u32,
-    sequence: u64,
-    part: u16,
-}
+/// Positions of channels as they stand in a record, for `#[serde(with)]`.
+pub mod written_positions {
+    use std::collections::BTreeMap;
 
-impl From<Position> for WrittenPosition {
-    fn from(position: Position) -> Self {
-        let Position { session: Session { feed, date, restart }, sequence, part } = position;
-        Self { feed: feed as u16, date: date.yyyymmdd(), restart, sequence: sequence.0, part }
+    use mdgw_feeds::{
+        identity::{Feed, Sequence, Session},
+        published::position::StreamPosition,
+        time::TradingDate,
+    };
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+
+    /// Writes them.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    pub fn serialize<S: Serializer>(positions: &BTreeMap<u16, StreamPosition>, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(positions.iter().map(|(channel, position)| (channel, Written::from(position))))
     }
-}
 
-impl TryFrom<WrittenPosition> for Position {
-    type Error = &'static str;
+    /// Reads them.
+    ///
+    /// # Errors
+    /// Those of the deserializer; and when there is no such feed or date.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<u16, StreamPosition>, D::Error> {
+        let written = BTreeMap::<u16, Written>::deserialize(from)?;
+        let read = |(channel, written): (u16, Written)| {
+            let position = written.read().ok_or_else(|| D::Error::custom("no feed has that number, or no such date"));
+            Ok((channel, position?))
+        };
+        written.into_iter().map(read).collect()
+    }
 
-    fn try_from(written: WrittenPosition) -> Result<Self, Self::Error> {
-        let WrittenPosition { feed, date, restart, sequence, part } = written;
-        let feed = Feed::from_number(feed).ok_or("no feed has that number")?;
-        let date = TradingDate::from_yyyymmdd(date).ok_or("there is no such date")?;
-        Ok(Self { session: Session { feed, date, restart }, sequence: Sequence(sequence), part })
+    #[derive(Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Written {
+        feed: u16,
+        /// `YYYYMMDD`.
+        date: u32,
+        restart: u32,
+        sequence: u64,
+        part: u16,
+    }
+
+    impl From<&StreamPosition> for Written {
+        fn from(position: &StreamPosition) -> Self {
+            let StreamPosition { session: Session { feed, date, restart }, sequence, part } = *position;
+            Self { feed: feed as u16, date: date.yyyymmdd(), restart, sequence: sequence.0, part }
+        }
+    }
+
+    impl Written {
+        fn read(self) -> Option<StreamPosition> {
+            let Self { feed, date, restart, sequence, part } = self;
+            let (feed, date) = (Feed::from_number(feed)?, TradingDate::from_yyyymmdd(date)?);
+            Some(StreamPosition { session: Session { feed, date, restart }, sequence: Sequence(sequence), part })
+        }
     }
 }
 
@@ -183,20 +200,5 @@ mod tests {
         }
         assert_eq!(NodeName::new("gw-1.ny_4").unwrap().as_str(), "gw-1.ny_4");
         assert!(serde_json::from_str::<NodeName>("\"a b\"").is_err());
-    }
-
-    #[test]
-    fn positions_survive_writing_and_order_by_session_first() {
-        let at = |date, restart, sequence, part| Position {
-            session: Session { feed: Feed::IexDeep, date: TradingDate::from_yyyymmdd(date).unwrap(), restart },
-            sequence: Sequence(sequence),
-            part,
-        };
-        let position = at(20_170_425, 3, 17, 2);
-        let text = serde_json::to_string(&position).unwrap();
-        assert_eq!(serde_json::from_str::<Position>(&text).unwrap(), position);
-        assert!(serde_json::from_str::<Position>(&text.replace("20170425", "20170431")).is_err());
-        assert!(at(20_170_425, 3, 99, 9) < at(20_170_425, 4, 1, 0));
-        assert!(at(20_170_425, 3, 17, 2) < at(20_170_425, 3, 17, 3));
     }
 }

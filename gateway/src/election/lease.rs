@@ -238,17 +238,6 @@ impl Lease {
         }
     }
 
-    /// What is said of this gateway to the others.
-    #[must_use]
-    pub fn peer_state(&self) -> PeerState {
-        PeerState {
-            member: self.config.member.clone(),
-            standing: self.standing,
-            fitness: self.fitness,
-            configuration: self.config.configuration,
-        }
-    }
-
     #[cfg(test)]
     fn has(&self, safeguard: Safeguard) -> bool {
         self.without != Some(safeguard)
@@ -602,6 +591,15 @@ impl Core for Lease {
             self.next_turn(),
         ];
         times.into_iter().flatten().min()
+    }
+
+    fn peer_state(&self) -> PeerState {
+        PeerState {
+            member: self.config.member.clone(),
+            standing: self.standing,
+            fitness: self.fitness,
+            configuration: self.config.configuration,
+        }
     }
 
     fn view(&self) -> View {

@@ -5,12 +5,15 @@
 
 use std::collections::BTreeMap;
 
-use mdgw_feeds::identity::{ChannelId, Epoch};
+use mdgw_feeds::{
+    identity::{ChannelId, Epoch},
+    published::position::StreamPosition,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
     fitness::Fitness,
-    identity::{EPOCH_COUNT_MAX, Member, NodeId, NodeName, Position, epoch_number},
+    identity::{EPOCH_COUNT_MAX, Member, NodeId, NodeName, epoch_number, written_positions},
     timing::LEASE_NS_MAX,
 };
 
@@ -52,13 +55,14 @@ pub struct HandOver {
     /// The target's answer to *prepare*, on the target's own clock: its lease counts from there.
     pub stamp: PeerStamp,
     /// Where the old holder's output ended, per channel.
-    pub positions: BTreeMap<u16, Position>,
+    #[serde(with = "written_positions")]
+    pub positions: BTreeMap<u16, StreamPosition>,
 }
 
 impl HandOver {
     /// Where the old holder's output of that channel ended.
     #[must_use]
-    pub fn position(&self, channel: ChannelId) -> Option<Position> {
+    pub fn position(&self, channel: ChannelId) -> Option<StreamPosition> {
         self.positions.get(&channel.0).copied()
     }
 }
@@ -189,7 +193,7 @@ pub(crate) mod tests {
     fn with_hand_over() -> Record {
         let session =
             Session { feed: Feed::IexDeep, date: TradingDate::from_yyyymmdd(20_170_425).unwrap(), restart: 11 };
-        let position = Position { session, sequence: Sequence(17), part: 3 };
+        let position = StreamPosition { session, sequence: Sequence(17), part: 3 };
         let hand_over =
             HandOver { from: NodeId(1), nonce: 9, stamp: PeerStamp(4), positions: BTreeMap::from([(5, position)]) };
         Record { hand_over: Some(hand_over), ..record(3, &member(2, 8)) }

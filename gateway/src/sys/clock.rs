@@ -15,6 +15,26 @@ pub fn unix_now() -> UnixNs {
     UnixNs(read(libc::CLOCK_REALTIME))
 }
 
+/// How far the kernel's time daemons have the clocks' rate corrected, parts per million, without sign: the frequency
+/// and the length of a tick. `CLOCK_BOOTTIME` is slewed with the rest.
+#[must_use]
+pub fn rate_correction_ppm() -> u32 {
+    // SAFETY: all-zero is a valid timex: integers, with no mode set it asks and changes nothing.
+    let mut time: libc::timex = unsafe { std::mem::zeroed() };
+    // SAFETY: adjtimex(2) writes one timex through the pointer, which is to a live local of that type.
+    let state = unsafe { libc::adjtimex(&raw mut time) };
+    if state < 0 {
+        return 0;
+    }
+    // `freq` is in 2^-16 ppm; a tick is nominally 10,000 us, and one of them is 100 ppm.
+    let frequency_ppm = time.freq.unsigned_abs() >> 16;
+    let tick_ppm = (time.tick - TICK_US).unsigned_abs() * 100;
+    u32::try_from(frequency_ppm.saturating_add(tick_ppm)).unwrap_or(u32::MAX)
+}
+
+/// Nominal length of a tick, for a kernel's user at 100 Hz.
+const TICK_US: i64 = 10_000;
+
 /// Wall time from the monotonic clock and an offset that is measured anew every millisecond: both clocks are
 /// disciplined alike and differ by steps alone, so a step is seen a millisecond late and one read is saved per batch.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +91,11 @@ mod tests {
             assert!(now >= last);
             last = now;
         }
+    }
+
+    #[test]
+    fn the_rate_of_a_sane_machine_is_corrected_by_less_than_a_thousandth() {
+        assert!(rate_correction_ppm() < 1_000);
     }
 
     #[test]

@@ -11,12 +11,12 @@
 
 use std::collections::BTreeMap;
 
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
 
 use super::{Lease, Phase, Safeguard, leading::OfferCause};
 use crate::election::{
     core::{CloseReason, Notice, Output},
-    identity::{Member, NodeId, Position, next_epoch},
+    identity::{Member, NodeId, next_epoch},
     peer::{PeerMessage, Question},
     record::{HandOver, PeerStamp, Record},
 };
@@ -30,7 +30,7 @@ pub(super) struct Leaving {
     pub(super) deadline: MonoNs,
     pub(super) way: Way,
     /// Where the output ended; `None`: a send may still be outstanding.
-    pub(super) drained: Option<BTreeMap<u16, Position>>,
+    pub(super) drained: Option<BTreeMap<u16, StreamPosition>>,
     /// The swap was sent once.
     pub(super) has_tried: bool,
 }
@@ -132,7 +132,7 @@ impl Lease {
         self.leave(CloseReason::HandedOver, Way::HandOver { target, nonce: question.nonce, stamp, cause }, deadline);
     }
 
-    pub(super) fn on_drained(&mut self, positions: BTreeMap<u16, Position>) {
+    pub(super) fn on_drained(&mut self, positions: BTreeMap<u16, StreamPosition>) {
         if let Phase::Leaving(leaving) = &mut self.phase {
             leaving.drained.get_or_insert(positions);
         }

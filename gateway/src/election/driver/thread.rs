@@ -1,0 +1,236 @@
+//! The thread itself.
+
+use std::{
+    io,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+use hdrhistogram::Histogram;
+use mdgw_feeds::time::MonoNs;
+
+use super::{Backend, ElectionOptions, Shared, Surroundings, Told};
+use crate::{
+    election::{
+        core::{Core, Input, Notice, Output, Role},
+        peer::PeerMessage,
+    },
+    sys::{affinity::pin_to, clock, clock::mono_now, scheduler::set_fifo},
+};
+
+pub(super) struct ElectionThread<C: Core, B> {
+    core: C,
+    backend: B,
+    inbox: mpsc::Receiver<Input<C::Event>>,
+    surroundings: Box<dyn Surroundings>,
+    shared: Arc<Shared>,
+    options: ElectionOptions,
+    /// Until when a send may still be outstanding, after the fence was closed for a hand-over.
+    drain_until: Option<MonoNs>,
+    state_at: MonoNs,
+    stalls: Histogram<u64>,
+    alarming_stalls: u64,
+    is_closing: bool,
+}
+
+impl<C, B> ElectionThread<C, B>
+where
+    C: Core + Send + 'static,
+    C::Event: Send + 'static,
+    B: Backend<C::Request> + 'static,
+{
+    pub(super) fn new(
+        core: C,
+        backend: B,
+        inbox: mpsc::Receiver<Input<C::Event>>,
+        surroundings: Box<dyn Surroundings>,
+        shared: Arc<Shared>,
+        options: ElectionOptions,
+    ) -> Self {
+        let stalls = Histogram::new_with_bounds(1, STALL_NS_MAX, 2).unwrap_or_else(|_| unreachable!("sound bounds"));
+        Self {
+            core,
+            backend,
+            inbox,
+            surroundings,
+            shared,
+            options,
+            drain_until: None,
+            state_at: MonoNs(0),
+            stalls,
+            alarming_stalls: 0,
+            is_closing: false,
+        }
+    }
+
+    pub(super) fn launch(self) -> io::Result<()> {
+        let name = format!("mdgw-elect-{}", self.options.name);
+        std::thread::Builder::new().name(name).spawn(move || {
+            // However it ends, the fence is closed then and everybody knows.
+            let _end = EndOnDrop(Arc::clone(&self.shared));
+            self.run();
+        })?;
+        Ok(())
+    }
+
+    fn run(mut self) {
+        self.take_place();
+        self.backend.begin();
+        loop {
+            self.tell_time();
+            let now = mono_now();
+            if self.core.view().role == Role::Closed && self.is_closing {
+                return;
+            }
+            let wake_at = self.wake_at(now);
+            match self.inbox.recv_timeout(Duration::from_nanos(wake_at.since(now))) {
+                Ok(input) => {
+                    self.take(input);
+                    // All that has come is known before anything is decided.
+                    while let Ok(input) = self.inbox.try_recv() {
+                        self.take(input);
+                    }
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => self.note_stall(mono_now().since(wake_at)),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// Its core and its priority, where they can be had.
+    fn take_place(&self) {
+        if let Some(core) = self.options.core
+            && let Err(error) = pin_to(core)
+        {
+            tracing::warn!(%error, "the election thread is not pinned");
+        }
+        if let Some(priority) = self.options.fifo_priority
+            && let Err(error) = set_fifo(priority)
+        {
+            tracing::warn!(%error, "the election thread is not real-time: other work may make it late");
+        }
+    }
+
+    fn wake_at(&self, now: MonoNs) -> MonoNs {
+        let drain = self.drain_until.map(|until| until.min(now.plus(DRAIN_POLL_NS)));
+        let next = [self.core.next_deadline(), drain, Some(self.state_at)].into_iter().flatten().min();
+        // A core that wants to be told at once has just been.
+        let (earliest, latest) = (now.plus(STEP_NS_MIN), now.plus(IDLE_NS_MAX));
+        next.map_or(latest, |next| next.clamp(earliest, latest))
+    }
+
+    fn take(&mut self, input: Input<C::Event>) {
+        self.is_closing |= matches!(input, Input::Close);
+        let outputs = self.core.step(mono_now(), input);
+        self.carry_out(outputs);
+    }
+
+    fn tell_time(&mut self) {
+        let now = mono_now();
+        if let Some(until) = self.drain_until {
+            let positions = self.surroundings.drained();
+            let positions = positions.or_else(|| (now >= until).then(|| self.surroundings.positions()));
+            if let Some(positions) = positions {
+                self.drain_until = None;
+                self.take(Input::Drained { positions });
+            }
+        }
+        if now >= self.state_at {
+            self.state_at = now.plus(self.options.timing.renew_ns);
+            self.take(Input::ClockRate { error_ppm: clock::rate_correction_ppm() });
+            let state = self.core.peer_state();
+            for peer in &self.options.peers {
+                self.surroundings.to_peer(*peer, PeerMessage::State(state.clone()));
+            }
+        }
+        let outputs = self.core.step(mono_now(), Input::Time);
+        self.carry_out(outputs);
+        let view = self.core.view();
+        let has_changed = self.shared.state().view != view;
+        if has_changed {
+            self.shared.change(|state| state.view = view);
+        }
+    }
+
+    fn carry_out(&mut self, outputs: Vec<Output<C::Request>>) {
+        let fence = Arc::clone(&self.shared.fence);
+        for output in outputs {
+            match output {
+                Output::Renew { deadline } => fence.renew(deadline),
+                Output::Close { epoch, reason } => {
+                    fence.close();
+                    self.surroundings.fence_moved();
+                    self.publish_view();
+                    self.shared.tell_listeners(Told::Lost(epoch, reason), None);
+                    self.surroundings.leadership(epoch, Some(reason));
+                    tracing::warn!(group = self.options.name, epoch = epoch.count(), ?reason, "leads no more");
+                }
+                Output::Open { epoch, deadline } => {
+                    let limit = Duration::from_nanos(self.options.listeners_ns_max);
+                    self.shared.tell_listeners(Told::Gained(epoch), Some(limit));
+                    fence.open(epoch, deadline);
+                    self.surroundings.fence_moved();
+                    self.publish_view();
+                    self.surroundings.leadership(epoch, None);
+                    tracing::info!(group = self.options.name, epoch = epoch.count(), "leads");
+                }
+                Output::Drain => self.drain_until = Some(mono_now().plus(self.options.timing.send_ns_max)),
+                Output::Request(request) => self.backend.ask(request),
+                Output::Peer { to, message } => self.surroundings.to_peer(to, message),
+                Output::Connection(state) => {
+                    let epoch = self.core.view().epoch;
+                    tracing::info!(group = self.options.name, ?state, "connection of the election");
+                    self.shared.tell_listeners(Told::Connection(epoch, state), None);
+                }
+                Output::Notice(notice) => self.note(&notice),
+            }
+        }
+    }
+
+    fn note(&mut self, notice: &Notice) {
+        tracing::warn!(group = self.options.name, ?notice, "election");
+        if let Notice::HandOverFailed { why, .. } = notice {
+            self.shared.change(|state| state.hand_over_failed = Some((*why).to_owned()));
+        }
+        self.surroundings.notice(notice);
+    }
+
+    fn publish_view(&self) {
+        let view = self.core.view();
+        self.shared.change(|state| state.view = view);
+    }
+
+    /// How late it woke.
+    fn note_stall(&mut self, stall_ns: u64) {
+        self.stalls.saturating_record(stall_ns);
+        let is_alarming = stall_ns > self.options.timing.margin_ns / 2;
+        if is_alarming {
+            self.alarming_stalls += 1;
+            tracing::warn!(group = self.options.name, stall_ns, "the election thread woke late");
+        }
+        if is_alarming || self.stalls.len().is_multiple_of(STALLS_PER_PUBLICATION) {
+            let (stalls, alarming) = (self.stalls.clone(), self.alarming_stalls);
+            let mut state = self.shared.state();
+            state.stalls = Some(stalls);
+            state.alarming_stalls = alarming;
+        }
+    }
+}
+
+struct EndOnDrop(Arc<Shared>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+/// A minute: later wake-ups are held there.
+const STALL_NS_MAX: u64 = 60_000_000_000;
+/// It looks around so often whatever happens.
+const IDLE_NS_MAX: u64 = 100_000_000;
+/// No core can keep it from its inbox.
+const STEP_NS_MIN: u64 = 20_000;
+/// How often it looks whether sends are outstanding.
+const DRAIN_POLL_NS: u64 = 50_000;
+const STALLS_PER_PUBLICATION: u64 = 64;
