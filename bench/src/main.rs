@@ -39,6 +39,13 @@ enum Scenario {
     },
     /// Which arrangement of the pool's turn is best here: backend, promotion, way of waiting, batch.
     Turn(scenario::turn::TurnOptions),
+    /// How soon a gateway's death is known: the sentinel's notice against the end of its process.
+    Notice(scenario::notice::NoticeOptions),
+    /// The gateway's part of `notice`.
+    #[command(hide = true)]
+    NoticeGateway(scenario::notice::GatewayPart),
+    /// What the fence in the kernel adds to a send; as root.
+    KernelFence(scenario::kernel_fence::KernelFenceOptions),
 }
 
 /// What all scenarios take.
@@ -74,5 +81,8 @@ fn main() -> Result<()> {
         Scenario::Line(options) => scenario::line::run(&options),
         Scenario::Once { variant, options } => scenario::once::run(variant, &options),
         Scenario::Turn(options) => scenario::turn::run(&options),
+        Scenario::Notice(options) => scenario::notice::run(&options),
+        Scenario::NoticeGateway(part) => scenario::notice::play_gateway(&part),
+        Scenario::KernelFence(options) => scenario::kernel_fence::run(&options),
     }
 }

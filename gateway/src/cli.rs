@@ -10,6 +10,7 @@ mod logging;
 mod replay;
 mod report;
 mod run;
+mod sentinel;
 mod sim;
 mod tail;
 
@@ -29,6 +30,7 @@ pub fn run() -> ExitCode {
         Command::Ha(args) => ha::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Sentinel(args) => sentinel::run(&args),
         Command::Sim(args) => sim::run(&args),
         Command::Tail(args) => tail::run(&args),
         Command::Report(args) => report::run(&args),
@@ -65,6 +67,8 @@ enum Command {
     Replay(replay::Args),
     /// Run a configuration until SIGTERM or SIGINT; SIGHUP reads again what may change.
     Run(run::Args),
+    /// Watch gateways of this host and tell the others at once when one dies.
+    Sentinel(sentinel::Args),
     /// Play an exchange: a capture or a made-up Nasdaq day, on lines that lose packets.
     Sim(sim::Args),
     /// Receive what a gateway publishes: print it or write it to a DBN file.

@@ -18,6 +18,7 @@ pub mod publish;
 pub mod replay;
 pub mod report;
 pub mod retransmit;
+pub mod sentinel;
 pub mod standby;
 pub mod standin;
 pub mod state_file;

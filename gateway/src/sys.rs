@@ -6,6 +6,7 @@ pub mod file_lock;
 pub mod futex;
 pub mod hardware_stamps;
 pub mod interfaces;
+pub mod kernel_fence;
 #[cfg(test)]
 pub(crate) mod namespace;
 pub mod pidfd;

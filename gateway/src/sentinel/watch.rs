@@ -1,0 +1,228 @@
+//! The sentinel's part: one gateway, from its charge to its end.
+//!
+//! Two threads look. One waits for the mutex: it hears of a death first. The other waits for the process itself, which
+//! the kernel reports only when all of its memory is gone, in case that the dying gateway damaged the page; and, where
+//! there is a limit, it looks for hangs and kills, upon which the first one hears of a death like any other.
+
+use std::{
+    io,
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+use mdgw_feeds::identity::GroupId;
+use rustix::net::sockopt::socket_peercred;
+
+use super::{
+    announcement::{Announcement, Announcer},
+    charge::{self, Charge},
+    hang::{FenceSeen, HangWatch},
+    page::{End, Page},
+};
+use crate::{
+    election::{auth::SharedKey, peer::DeathNotice},
+    sys::{clock::mono_now, kernel_fence::Shutter, pidfd::PidFd},
+};
+
+/// A gateway that is watched.
+#[derive(Debug)]
+pub struct Watch {
+    charge: Charge,
+    page: Page,
+    gateway: PidFd,
+    announcer: Announcer,
+    /// Kept in force until the death is announced.
+    kernel_fence: Option<Shutter>,
+    /// Index of the thread for whose sake the gateway was killed, or [`NOT_HUNG`].
+    hung: AtomicUsize,
+    /// One of the two threads has taken it on.
+    is_announced: AtomicBool,
+}
+
+/// What was done about a gateway's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It ended in order: there was nothing to do.
+    InOrder,
+    /// It died: killed, announced.
+    Announced {
+        /// How its death was noticed.
+        cause: Cause,
+        /// From the notice to the end of the first announcement, ns.
+        took_ns: u64,
+        /// Sends that the system refused, of all three times.
+        refused: usize,
+    },
+}
+
+/// How a death was noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The mutex told.
+    Mutex,
+    /// The process was gone, and the mutex had not told.
+    Process,
+    /// The sentinel killed it, since the hot thread of that index hung.
+    Hang {
+        /// Of the thread.
+        thread: usize,
+    },
+}
+
+impl Watch {
+    /// Takes a charge over, and answers the gateway.
+    ///
+    /// # Errors
+    /// When it is no charge, its descriptors are others than they should be, or nobody holds the page's mutex. The
+    /// gateway has been told.
+    pub fn take_over(stream: &mut UnixStream) -> io::Result<Self> {
+        let watch = Charge::take_over(stream).and_then(|(charge, descriptors)| Self::new(stream, charge, descriptors));
+        charge::answer(stream, watch.as_ref().err())?;
+        watch
+    }
+
+    fn new(stream: &UnixStream, charge: Charge, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+        let mut descriptors = descriptors.into_iter();
+        let (Some(page), Some(gateway)) = (descriptors.next(), descriptors.next()) else {
+            return Err(io::Error::other("a charge comes with page and pidfd"));
+        };
+        let kernel_fence = match (descriptors.next(), descriptors.next()) {
+            (None, _) => None,
+            (Some(map), Some(link)) => Some(Shutter::open([map, link], charge.groups.len())?),
+            (Some(_), None) => return Err(io::Error::other("a kernel fence comes with map and link")),
+        };
+        let page = Page::open(page)?;
+        let gateway = PidFd::handed_over(gateway, socket_peercred(stream)?.pid)?;
+        let key = SharedKey::load(&charge.key_file).map_err(io::Error::other)?;
+        let announcer = Announcer::new(key, charge.told.clone())?;
+        if !page.is_held()? {
+            return Err(io::Error::other("nobody holds the page's mutex: a death would not be noticed"));
+        }
+        let hung = AtomicUsize::new(NOT_HUNG);
+        Ok(Self { charge, page, gateway, announcer, kernel_fence, hung, is_announced: AtomicBool::new(false) })
+    }
+
+    /// Who is watched.
+    #[must_use]
+    pub fn charge(&self) -> &Charge {
+        &self.charge
+    }
+
+    /// Waits for the gateway's end and does what is to be done.
+    ///
+    /// # Errors
+    /// When a thread can't be had. The lease has to do then.
+    pub fn run(self) -> io::Result<Outcome> {
+        let watch = Arc::new(self);
+        let (ended, end) = mpsc::channel();
+        for (name, look) in [("mdgw-mutex", Self::wait_for_mutex as Look), ("mdgw-process", Self::look_at_process)] {
+            let (watch, ended) = (Arc::clone(&watch), ended.clone());
+            let look = move || {
+                let concluded = look(&watch).and_then(|seen| match seen {
+                    None => Ok(Some(Outcome::InOrder)),
+                    Some(cause) => watch.conclude(cause),
+                });
+                let _ = ended.send(concluded);
+            };
+            thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES).spawn(look)?;
+        }
+        drop(ended);
+        // A thread that can't look any more leaves it to the other.
+        let mut last_error = io::Error::other("no thread looks");
+        for concluded in end {
+            match concluded {
+                Ok(Some(Outcome::Announced { cause, took_ns, refused })) => {
+                    return Ok(Outcome::Announced { cause, took_ns, refused: refused + watch.announce_again() });
+                }
+                Ok(Some(Outcome::InOrder)) => return Ok(Outcome::InOrder),
+                Ok(None) => {}
+                Err(error) => last_error = error,
+            }
+        }
+        Err(last_error)
+    }
+
+    fn wait_for_mutex(&self) -> io::Result<Option<Cause>> {
+        Ok(match self.page.wait_for_end()? {
+            End::InOrder => None,
+            End::Died => Some(Cause::Mutex),
+        })
+    }
+
+    fn look_at_process(&self) -> io::Result<Option<Cause>> {
+        let mut hangs = HangWatch::default();
+        let hang_limit = self.charge.hang_limit_ns.map(Duration::from_nanos);
+        let interval = hang_limit.map_or(PROCESS_INTERVAL, HangWatch::interval);
+        while !self.gateway.wait_for_end(interval)? {
+            if hang_limit.is_some()
+                && let Some(thread) = hangs.look(self.fence_seen(), self.counts())
+            {
+                self.hung.store(thread, Relaxed);
+                self.gateway.kill()?;
+            }
+        }
+        Ok(if self.page.is_closed() { None } else { Some(Cause::Process) })
+    }
+
+    /// Makes sure of the death, then says it. `None`: the other thread has said it.
+    fn conclude(&self, cause: Cause) -> io::Result<Option<Outcome>> {
+        let noticed = mono_now();
+        // The mutex belonged to a thread: what else of the process still runs must not send any more. What can't be killed
+        // is not announced as dead.
+        self.gateway.kill()?;
+        if let Some(kernel_fence) = &self.kernel_fence {
+            kernel_fence.shut();
+        }
+        if self.is_announced.swap(true, Relaxed) {
+            return Ok(None);
+        }
+        let refused = self.announcer.announce(self.announcements());
+        let took_ns = mono_now().since(noticed);
+        let cause = match self.hung.load(Relaxed) {
+            NOT_HUNG => cause,
+            thread => Cause::Hang { thread },
+        };
+        Ok(Some(Outcome::Announced { cause, took_ns, refused }))
+    }
+
+    fn announce_again(&self) -> usize {
+        REPEATED_AFTER.into_iter().fold(0, |refused, pause| {
+            thread::sleep(pause);
+            refused + self.announcer.announce(self.announcements())
+        })
+    }
+
+    fn announcements(&self) -> impl Iterator<Item = Announcement> {
+        self.charge.groups.iter().enumerate().map(|(index, group)| {
+            let member = &self.charge.member;
+            let epoch = self.page.group(index).epoch();
+            let notice = DeathNotice { holder: member.node, incarnation: member.incarnation, epoch };
+            Announcement { group: GroupId(group.group), notice }
+        })
+    }
+
+    fn fence_seen(&self) -> FenceSeen {
+        let is_open = (0..self.charge.groups.len()).any(|index| self.page.group(index).is_open());
+        if is_open { FenceSeen::Open } else { FenceSeen::Closed }
+    }
+
+    fn counts(&self) -> impl Iterator<Item = u64> {
+        (0..self.charge.thread_count).map(|index| self.page.thread(index).count())
+    }
+}
+
+type Look = fn(&Watch) -> io::Result<Option<Cause>>;
+
+const NOT_HUNG: usize = usize::MAX;
+/// After the first time: far enough apart that one burst of loss doesn't take all three.
+const REPEATED_AFTER: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(3)];
+/// The process's end wakes the thread; this only bounds a wait that never would.
+const PROCESS_INTERVAL: Duration = Duration::from_secs(1);
+/// Locked memory, so no more than needed.
+const STACK_BYTES: usize = 256 << 10;
