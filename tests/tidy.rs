@@ -40,7 +40,7 @@ const HOT: [&str; 5] = ["engine", "fence", "net", "pipeline", "publish"];
 /// What they may know of the gateway besides each other.
 const HOT_KNOWS: [&str; 3] = ["sys", "observe::counters", "observe::stages"];
 /// Packages that have no business there.
-const HOT_SHUNS: [&str; 5] = ["anyhow", "clap", "mdgw_subscriber", "serde", "tokio"];
+const HOT_SHUNS: [&str; 7] = ["anyhow", "clap", "etcd_client", "mdgw_subscriber", "serde", "tokio", "zookeeper_client"];
 
 /// Who may know the consumer's side: whoever plays a consumer.
 const CONSUMERS: [&str; 3] = ["gateway/src/cli/", "gateway/src/demo.rs", "gateway/src/demo/"];
@@ -155,7 +155,7 @@ fn licences_of_all_that_is_linked_are_allowed() {
     let deny: toml::Table = read(".deny.toml").parse().expect("the deny list is TOML");
     let allow = deny["licenses"]["allow"].as_array().expect("it lists licences");
     let allow: Vec<&str> = allow.iter().filter_map(toml::Value::as_str).collect();
-    let packages = linked_packages();
+    let packages = linked_packages(&["--all-features"]);
     assert!(packages.len() > 50, "only {} packages", packages.len());
     let refused = packages.iter().filter(|(_, licence)| !Licence::of(licence).is_some_and(|all| all.allowed(&allow)));
     assert_none(refused.map(|(name, licence)| format!("{name}: {licence:?}")));
@@ -167,6 +167,14 @@ fn licences_of_all_that_is_linked_are_allowed() {
     for text in ["", "GPL-3.0-only", "MIT AND GPL-3.0-only", "(MIT", "MIT WITH Y", "MIT Zlib"] {
         assert!(!allowed(text), "{text}");
     }
+}
+
+#[test]
+fn the_first_command_needs_no_protocol_compiler() {
+    // The client of a store that is not asked for, and what it takes to build it.
+    let found = |features: &[&str]| linked_packages(features).into_iter().any(|(name, _)| name == "prost-build");
+    assert!(!found(&[]), "linked by default");
+    assert!(found(&["--features", "mdgw/etcd"]));
 }
 
 /// A file of the repository, by its path from the root.
@@ -418,12 +426,13 @@ fn unfinished(text: &str) -> impl Iterator<Item = String> {
     macros.chain(reminders)
 }
 
-/// Name and licence of every package that the workspace links here, our own left out.
-fn linked_packages() -> Vec<(String, String)> {
+/// Name and licence of every package that the workspace links here with these features, our own left out.
+fn linked_packages(features: &[&str]) -> Vec<(String, String)> {
     let target = format!("{}-unknown-linux-gnu", env::consts::ARCH);
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let told = Command::new(cargo)
-        .args(["metadata", "--format-version", "1", "--locked", "--all-features", "--filter-platform", &target])
+        .args(["metadata", "--format-version", "1", "--locked", "--filter-platform", &target])
+        .args(features)
         .current_dir(root())
         .output()
         .expect("cargo can be run");

@@ -16,6 +16,7 @@
 //! - [`identity`], [`fitness`]: who stands, and how well it is.
 //! - [`record`], [`register`]: the versioned record that decides, and the three operations a store must offer.
 //! - [`lease`]: the core over a register.
+//! - [`access`]: where a store is and who asks it; `etcd` and `zookeeper`, where built in, are registers over one.
 //! - [`peer`]: what gateways of one group say to each other beside the store.
 //! - [`placement`]: who should publish which group, where several gateways share several.
 //! - [`auth`]: the shared key and what proves that a message is authentic and new.
@@ -27,9 +28,12 @@
 //! - A deadline counts from when a request was *sent*; what has an unknown outcome never moves it.
 //! - What once was lost is never revived: leadership is a function of the record, not of a sequence of events.
 
+pub mod access;
 pub mod auth;
 pub mod core;
 pub mod driver;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 pub mod file;
 pub mod fitness;
 pub mod identity;
@@ -39,4 +43,8 @@ pub mod peer;
 pub mod placement;
 pub mod record;
 pub mod register;
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+pub mod store;
 pub mod timing;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;

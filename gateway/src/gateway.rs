@@ -110,6 +110,11 @@ pub enum GatewayError {
         /// Why.
         source: StartError,
     },
+    /// The configuration asks for an election.
+    #[error(
+        "`[election]` is configured, but this version publishes whenever it runs: it would publish beside the leader"
+    )]
+    Election,
     /// The retransmission service.
     #[error(transparent)]
     Retransmission(#[from] ServiceError),
@@ -139,6 +144,9 @@ impl Gateway {
     /// # Errors
     /// The first thing that can't be had. Nothing is left running then.
     pub fn start(config: &Resolved, overrides: Overrides) -> Result<Self, GatewayError> {
+        if config.election.is_some() {
+            return Err(GatewayError::Election);
+        }
         let registry = Arc::new(Registry::default());
         let mut wiring = Wiring::new(config, overrides, &registry)?;
         let epoch = wiring.epoch();

@@ -31,6 +31,9 @@ pub fn program() -> &'static Path {
         if profile.ends_with("release") {
             build.arg("--release");
         }
+        if cfg!(feature = "stores") {
+            build.args(["--features", "etcd,zookeeper"]);
+        }
         let built = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
         assert!(built.success(), "mdgw doesn't build");
         profile.join("mdgw")

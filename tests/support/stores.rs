@@ -3,6 +3,7 @@
 //! Everything ends and goes with the [`Ensemble`], by a panicking test too; should the test itself be killed, the kernel
 //! ends the nodes.
 
+pub mod asker;
 mod etcd;
 mod server;
 mod zookeeper;
@@ -43,6 +44,7 @@ pub struct Ensemble {
     store: Store,
     nodes: Vec<Server>,
     directory: TempDir,
+    backup_count: usize,
 }
 
 /// Data of all nodes at some moment. Goes with the ensemble.
@@ -112,7 +114,7 @@ impl Ensemble {
                 etcd::nodes(directory.path(), count, Some(directory.path()))
             }
         };
-        Self { store, nodes, directory }
+        Self { store, nodes, directory, backup_count: 0 }
     }
 
     fn opened(self) -> Self {
@@ -120,6 +122,12 @@ impl Ensemble {
             etcd::ask_for_password(self.nodes[0].address);
         }
         self
+    }
+
+    /// Which store it is.
+    #[must_use]
+    pub fn store(&self) -> Store {
+        self.store
     }
 
     /// Where clients find its nodes, in their order.
@@ -193,7 +201,8 @@ impl Ensemble {
     /// # Panics
     /// When they can't be copied, or don't serve again.
     pub fn back_up(&mut self) -> Backup {
-        let to = self.directory.path().join("backup");
+        self.backup_count += 1;
+        let to = self.directory.path().join(format!("backup-{}", self.backup_count));
         self.nodes.iter_mut().for_each(Server::kill);
         for (index, node) in self.nodes.iter().enumerate() {
             copy(&node.data, &to.join(index.to_string())).expect("data can be copied");

@@ -9,7 +9,7 @@ use mdgw_feeds::channel::SchemaSet;
 
 use super::{
     host::Findings,
-    resolved::{ChannelSetup, OutputConfig, PROMOTION_POLICIES, PoolConfig, Resolved, WAIT_POLICIES},
+    resolved::{Backend, ChannelSetup, OutputConfig, PROMOTION_POLICIES, PoolConfig, Resolved, WAIT_POLICIES},
     settings::name_of,
 };
 use crate::net::sockets::Stamps;
@@ -138,6 +138,25 @@ fn explain_output(config: &Resolved, output: &OutputConfig, out: &mut impl Write
     Ok(())
 }
 
+fn explain_election(config: &Resolved, out: &mut impl Write) -> fmt::Result {
+    let Some(election) = &config.election else {
+        return writeln!(out, "election     none: this gateway publishes whenever it runs");
+    };
+    let (store, access, place, tls) = match &election.backend {
+        Backend::Etcd(etcd) => ("etcd", &etcd.access, format!("keys {}group-N", etcd.prefix), etcd.tls.is_some()),
+        Backend::ZooKeeper(zookeeper) => {
+            ("ZooKeeper", &zookeeper.access, format!("nodes {}/group-N", zookeeper.path), false)
+        }
+    };
+    let user = access.login.as_ref().map_or_else(String::new, |login| format!(", as {}", login.user));
+    writeln!(
+        out,
+        "election     by records in {store} at {}{}{user}; {place}",
+        access.endpoints.join(", "),
+        if tls { ", encrypted" } else { "" }
+    )
+}
+
 fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     match &config.retransmission {
         Some(service) => {
@@ -155,6 +174,7 @@ fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
         }
         None => writeln!(out, "\nretransmit   not served")?,
     }
+    explain_election(config, out)?;
     let latency = &config.latency;
     match &latency.directory {
         Some(directory) => writeln!(
@@ -291,6 +311,7 @@ mod tests {
               line       239.66.1.2:31000 by eth4, TTL 1
 
             retransmit   10.20.0.5:31100, answers 10.20.0.0/16: 1000 requests and 11.9 MiB a second each, up to 256 packets a request
+            election     none: this gateway publishes whenever it runs
             latency      every 10 s to /var/log/mdgw, 2 significant digits
             log          info
 

@@ -26,6 +26,8 @@ pub struct File {
     pub output: Vec<Spanned<Output>>,
     /// `[retransmission]`
     pub retransmission: Option<Spanned<Retransmission>>,
+    /// `[election]`
+    pub election: Option<Spanned<Election>>,
     /// `[latency]`
     pub latency: Option<Latency>,
     /// `[log]`
@@ -194,6 +196,56 @@ pub struct Retransmission {
     pub packets_per_request_max: Written<i64>,
     /// Requesters remembered.
     pub requesters_max: Written<i64>,
+}
+
+/// `[election]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Election {
+    /// Who grants leadership: `etcd` or `zookeeper`.
+    pub backend: Written<String>,
+    /// `[election.etcd]`
+    pub etcd: Option<Spanned<Etcd>>,
+    /// `[election.zookeeper]`
+    pub zookeeper: Option<Spanned<ZooKeeper>>,
+}
+
+/// `[election.etcd]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Etcd {
+    /// Nodes, `host:port`.
+    pub endpoints: Option<Spanned<Vec<Spanned<String>>>>,
+    /// What all its keys begin with.
+    pub prefix: Written<String>,
+    /// Time-out of one request.
+    pub request_timeout_ms: Written<i64>,
+    /// Authority of the nodes' certificates.
+    pub ca_file: Written<String>,
+    /// Our certificate.
+    pub certificate_file: Written<String>,
+    /// Its key.
+    pub key_file: Written<String>,
+    /// User.
+    pub user: Written<String>,
+    /// File that holds the password.
+    pub password_file: Written<String>,
+}
+
+/// `[election.zookeeper]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ZooKeeper {
+    /// Nodes, `host:port`.
+    pub endpoints: Option<Spanned<Vec<Spanned<String>>>>,
+    /// Node below which ours stand.
+    pub path: Written<String>,
+    /// Time-out of one request.
+    pub request_timeout_ms: Written<i64>,
+    /// User.
+    pub user: Written<String>,
+    /// File that holds the password.
+    pub password_file: Written<String>,
 }
 
 /// `[latency]`

@@ -78,6 +78,9 @@ pub const BYTES_PER_SECOND: Bound = bound(1_472, 10_000_000_000, 12_500_000, "by
 pub const REQUESTERS_MAX: Bound = bound(1, 65_536, 256, "requesters");
 /// Packets in the answer to one request.
 pub const PACKETS_PER_REQUEST_MAX: Bound = bound(1, 65_536, 256, "packets");
+/// How long a store may take to answer before the answer counts as unknown. Leases don't wait for it: they ask for a
+/// fresh connection when it gets late for them.
+pub const STORE_REQUEST_TIMEOUT_MS: Bound = bound(1, 60_000, 1_000, "milliseconds");
 /// Latency intervals: short enough to see a bad minute, long enough that a day's log stays small
 /// (some 60 MB for two channels on two threads).
 pub const LATENCY_INTERVAL_MS: Bound = bound(100, 3_600_000, 10_000, "milliseconds");
@@ -85,5 +88,7 @@ pub const LATENCY_INTERVAL_MS: Bound = bound(100, 3_600_000, 10_000, "millisecon
 pub const SIGNIFICANT_DIGITS: Bound = bound(1, 3, 2, "digits");
 /// Lines of one channel; one number stays with the retransmission server's answers.
 pub const LINES_MAX: usize = 7;
+/// Nodes of a store.
+pub const STORE_NODES_MAX: usize = 9;
 /// Lines of one output.
 pub const OUTPUT_LINES_MAX: usize = 2;

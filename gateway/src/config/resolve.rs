@@ -1,6 +1,7 @@
 //! From the file as written to the configuration in force. Every problem is noted and the next key looked at.
 
 mod channels;
+mod election;
 mod outputs;
 mod pools;
 
@@ -59,13 +60,14 @@ impl Resolver<'_> {
         let channels = self.channels(file, &pools);
         let outputs = self.outputs(file, &channels);
         let retransmission = file.retransmission.as_ref().map(|written| self.retransmission(written));
+        let election = file.election.as_ref().and_then(|written| self.election(written));
         let none = file::Latency::default();
         let latency = self.latency(file.latency.as_ref().unwrap_or(&none));
         let level = file.log.as_ref().and_then(|log| log.level.as_ref());
         let log = LogConfig { level: self.one_of(level, LogLevel::NAMES).unwrap_or_default() };
         let warnings = std::mem::take(&mut self.warnings);
         let path = self.source.path.to_owned();
-        Resolved { path, gateway, pools, channels, outputs, retransmission, latency, log, warnings }
+        Resolved { path, gateway, pools, channels, outputs, retransmission, election, latency, log, warnings }
     }
 
     fn gateway(&mut self, written: &Spanned<file::Gateway>) -> GatewayConfig {
@@ -139,6 +141,17 @@ impl Resolver<'_> {
             self.wrong(table, format!("`{name}` is missing"));
         }
         written.as_ref().map(Spanned::get_ref)
+    }
+
+    /// A text that has no default; `name` and `table` say what is missing where.
+    fn required_text<'w>(
+        &mut self,
+        written: &'w Written<String>,
+        table: &Range<usize>,
+        name: &str,
+    ) -> Option<&'w Spanned<String>> {
+        self.required(written, table, name);
+        written.as_ref()
     }
 
     /// The value with that name.

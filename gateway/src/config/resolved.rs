@@ -14,9 +14,12 @@ use mdgw_feeds::{
     time::TradingDate,
 };
 
-use crate::engine::dispatch::{DispatchConfig, PromotionPolicy, ThreadConfig, WaitPolicy};
 pub use crate::net::sockets::Interface;
 use crate::net::{probe::IoChoice, sockets::Stamps};
+use crate::{
+    election::access::{EtcdConfig, ZooKeeperConfig},
+    engine::dispatch::{DispatchConfig, PromotionPolicy, ThreadConfig, WaitPolicy},
+};
 
 /// All of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,6 +36,8 @@ pub struct Resolved {
     pub outputs: Vec<OutputConfig>,
     /// The retransmission service, if there is to be one.
     pub retransmission: Option<RetransmissionConfig>,
+    /// Who publishes, where there are several gateways; `None`: this one alone.
+    pub election: Option<ElectionConfig>,
     /// Latency logs.
     pub latency: LatencyConfig,
     /// Log messages.
@@ -356,6 +361,22 @@ impl fmt::Display for Network {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a network: expected an address and a prefix length without host bits, such as 10.1.0.0/16")]
 pub struct InvalidNetwork;
+
+/// Who publishes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ElectionConfig {
+    /// Who grants leadership.
+    pub backend: Backend,
+}
+
+/// Who grants leadership.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// A record in etcd.
+    Etcd(EtcdConfig),
+    /// A record in ZooKeeper.
+    ZooKeeper(ZooKeeperConfig),
+}
 
 /// Latency logs.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,9 +4,11 @@
 use std::fmt::{Debug, Display};
 
 use super::resolved::{
-    ChannelSetup, Interface, LineConfig, OutputConfig, OutputLine, PROMOTION_POLICIES, PoolConfig, Resolved,
-    RetransmissionConfig, STAMPS, Threads, WAIT_POLICIES,
+    Backend, ChannelSetup, ElectionConfig, Interface, LineConfig, OutputConfig, OutputLine, PROMOTION_POLICIES,
+    PoolConfig, Resolved, RetransmissionConfig, STAMPS, Threads, WAIT_POLICIES,
 };
+
+use crate::election::access::StoreAccess;
 
 /// A key, such as `channel.nasdaq.line.A.group`, and its value in the file's notation.
 pub type Setting = (String, String);
@@ -35,6 +37,9 @@ impl Resolved {
         }
         if let Some(service) = &self.retransmission {
             list.retransmission(service);
+        }
+        if let Some(election) = &self.election {
+            list.election(election);
         }
         let latency = &self.latency;
         if let Some(directory) = &latency.directory {
@@ -161,6 +166,40 @@ impl List {
             list.push("packets_per_request_max", limits.packets_per_request_max);
             list.push("requesters_max", limits.requesters_max);
         });
+    }
+
+    fn election(&mut self, election: &ElectionConfig) {
+        match &election.backend {
+            Backend::Etcd(etcd) => {
+                self.push("election.backend", quoted("etcd"));
+                self.under("election.etcd.".to_owned(), |list| {
+                    list.store(&etcd.access);
+                    list.push("prefix", quoted(&etcd.prefix));
+                    let Some(tls) = &etcd.tls else { return };
+                    list.push("ca_file", quoted(tls.ca_file.display()));
+                    if let Some((certificate, key)) = &tls.identity {
+                        list.push("certificate_file", quoted(certificate.display()));
+                        list.push("key_file", quoted(key.display()));
+                    }
+                });
+            }
+            Backend::ZooKeeper(zookeeper) => {
+                self.push("election.backend", quoted("zookeeper"));
+                self.under("election.zookeeper.".to_owned(), |list| {
+                    list.store(&zookeeper.access);
+                    list.push("path", quoted(&zookeeper.path));
+                });
+            }
+        }
+    }
+
+    fn store(&mut self, access: &StoreAccess) {
+        self.push("endpoints", debug(&access.endpoints));
+        self.push("request_timeout_ms", access.request_timeout.as_millis());
+        if let Some(login) = &access.login {
+            self.push("user", quoted(&login.user));
+            self.push("password_file", quoted(login.password_file.display()));
+        }
     }
 
     fn interface(&mut self, interface: &Interface) {

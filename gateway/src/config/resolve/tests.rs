@@ -127,7 +127,7 @@ fn unknown_keys_are_refused_with_the_likely_one() {
     refused(
         &edited("[[output]]", "[[ouptut]]"),
         expect![
-            "x.toml:18:3: ouptut[0]: unknown key `ouptut`; did you mean `output`? known here: gateway, pool, channel, output, retransmission, latency, log"
+            "x.toml:18:3: ouptut[0]: unknown key `ouptut`; did you mean `output`? known here: gateway, pool, channel, output, retransmission, election, latency, log"
         ],
     );
     refused(
@@ -376,4 +376,95 @@ fn a_reload_neither_starts_nor_ends_the_retransmission_service() {
     let new = load(SMALL.split_once("[retransmission]").unwrap().0).unwrap();
     assert!(Resolved::diff_reloadable(&old, &new).is_err());
     assert!(Resolved::diff_reloadable(&new, &old).is_err());
+}
+
+/// [`SMALL`] with an election by these lines.
+fn with_election(lines: &str) -> String {
+    format!("{SMALL}\n[election]\n{lines}")
+}
+
+#[test]
+#[cfg(not(feature = "etcd"))]
+fn a_store_that_is_not_built_in_names_its_feature() {
+    refused(
+        &with_election("backend = \"etcd\"\n[election.etcd]\nendpoints = [\"10.0.0.1:2379\"]\n"),
+        expect![[
+            r#"x.toml:30:11: election.backend: "etcd": this mdgw was built without it; build it with `--features etcd`"#
+        ]],
+    );
+}
+
+#[test]
+#[cfg(feature = "etcd")]
+fn an_election_by_etcd_is_shown_with_its_defaults() {
+    let text = "backend = \"etcd\"\n[election.etcd]\nendpoints = [\"10.0.0.1:2379\", \"etcd-2:2379\"]\nca_file = \"ca.pem\"\n\
+                certificate_file = \"c.pem\"\nkey_file = \"c.key\"\nuser = \"mdgw\"\npassword_file = \"secret\"\n";
+    let resolved = load(&with_election(text)).unwrap();
+    assert_eq!(resolved.warnings, Vec::<String>::new());
+    let settings = resolved.settings().into_iter().filter(|(key, _)| key.starts_with("election"));
+    let lines: Vec<String> = settings.map(|(key, value)| format!("{key} = {value}")).collect();
+    expect![[r#"
+        election.backend = "etcd"
+        election.etcd.endpoints = ["10.0.0.1:2379", "etcd-2:2379"]
+        election.etcd.request_timeout_ms = 1000
+        election.etcd.user = "mdgw"
+        election.etcd.password_file = "secret"
+        election.etcd.prefix = "/mdgw/"
+        election.etcd.ca_file = "ca.pem"
+        election.etcd.certificate_file = "c.pem"
+        election.etcd.key_file = "c.key""#]]
+    .assert_eq(&lines.join("\n"));
+    let mut explained = String::new();
+    crate::config::explain::explain(&resolved, &mut explained).unwrap();
+    let line = explained.lines().find(|line| line.starts_with("election")).unwrap();
+    expect!["election     by records in etcd at 10.0.0.1:2379, etcd-2:2379, encrypted, as mdgw; keys /mdgw/group-N"]
+        .assert_eq(line);
+}
+
+#[test]
+#[cfg(feature = "etcd")]
+fn wrong_keys_of_etcd_are_refused_each_with_its_place() {
+    refused(
+        &with_election(
+            "backend = \"etcd\"\n[election.etcd]\nendpoints = [\"http://a:1\", \"b:0\", \"c:1\", \"c:1\"]\n\
+             key_file = \"c.key\"\nuser = \"mdgw\"\nrequest_timeout_ms = 0\n[election.zookeeper]\n",
+        ),
+        expect![[r#"
+            7 problems
+            x.toml:32:14: election.etcd.endpoints[0]: "http://a:1": expected host and port, such as "10.0.0.1:2379"
+            x.toml:32:28: election.etcd.endpoints[1]: "b:0": expected host and port, such as "10.0.0.1:2379"
+            x.toml:32:42: election.etcd.endpoints[3]: "c:1": stands here twice
+            x.toml:33:12: election.etcd.key_file: `certificate_file` is missing beside it
+            x.toml:34:8: election.etcd.user: `password_file` is missing beside it
+            x.toml:35:22: election.etcd.request_timeout_ms: 0: must be 1 to 60000 (milliseconds)
+            x.toml:36:1: election.zookeeper: for `backend = "zookeeper"` only; this one is "etcd""#]],
+    );
+    refused(&with_election("backend = \"etcd\"\n"), expect!["x.toml:29:1: election: `[election.etcd]` is missing"]);
+    refused(
+        &with_election("backend = \"ectd\"\n"),
+        expect![[r#"x.toml:30:11: election.backend: "ectd": did you mean "etcd"? must be one of: etcd, zookeeper"#]],
+    );
+    refused(&with_election(""), expect!["x.toml:29:1: election: `backend` is missing"]);
+}
+
+#[test]
+#[cfg(feature = "zookeeper")]
+fn an_election_by_zookeeper_is_shown_and_its_path_checked() {
+    let text = "backend = \"zookeeper\"\n[election.zookeeper]\nendpoints = [\"10.0.0.1:2181\"]\n";
+    let resolved = load(&with_election(text)).unwrap();
+    let settings = resolved.settings().into_iter().filter(|(key, _)| key.starts_with("election"));
+    let lines: Vec<String> = settings.map(|(key, value)| format!("{key} = {value}")).collect();
+    expect![[r#"
+        election.backend = "zookeeper"
+        election.zookeeper.endpoints = ["10.0.0.1:2181"]
+        election.zookeeper.request_timeout_ms = 1000
+        election.zookeeper.path = "/mdgw""#]]
+    .assert_eq(&lines.join("\n"));
+    refused(
+        &with_election(&format!("{text}path = \"/mdgw/\"\nuser = \"u\"\n")),
+        expect![[r#"
+        2 problems
+        x.toml:33:8: election.zookeeper.path: "/mdgw/": expected a path such as "/mdgw" of letters, digits, -, _ and .
+        x.toml:34:8: election.zookeeper.user: `password_file` is missing beside it"#]],
+    );
 }

@@ -1,0 +1,208 @@
+//! A group's record as one persistent node of ZooKeeper: a set of its data that names the version, and a watch. The
+//! session says how the connection is, and nothing else: no ephemeral node, so nobody waits for a session to expire.
+//!
+//! Reads are as strong as swaps. A node of ZooKeeper answers reads by itself, though it may be behind the others; so the
+//! version that was read is confirmed by an empty transaction, which takes a majority.
+
+use std::{path::Path, time::Duration};
+
+use mdgw_feeds::identity::GroupId;
+use zookeeper_client::{Acls, Client, CreateMode, Error, MultiWriteError, SessionState, Stat};
+
+use super::{
+    access::{AccessError, ZooKeeperConfig},
+    register::{Outcome, RegisterSender, Version, Versioned},
+    store::{StoreClient, StoreRegister, read_outcome, versioned},
+};
+
+/// Opens the register of one group. Returns at once; connections are made behind it.
+///
+/// # Errors
+/// When the password can't be read or the thread can't be started.
+pub fn open(config: &ZooKeeperConfig, group: GroupId, events: RegisterSender) -> Result<StoreRegister, AccessError> {
+    let login = config.access.login.as_ref();
+    let login = login.map(|login| Ok::<_, AccessError>(format!("{}:{}", login.user, login.password()?))).transpose()?;
+    let settings = Settings { path: config.record_path(group), login };
+    Ok(StoreRegister::open::<Node>(config.access.clone(), settings, events)?)
+}
+
+struct Settings {
+    path: String,
+    /// `user:password`.
+    login: Option<String>,
+}
+
+/// A session with one node.
+#[derive(Clone)]
+struct Node {
+    client: Client,
+    path: String,
+    acls: Acls<'static>,
+}
+
+impl StoreClient for Node {
+    type Settings = Settings;
+
+    async fn connect(settings: &Settings, endpoint: &str) -> Result<Self, String> {
+        let mut connector = Client::connector().with_session_timeout(SESSION).with_fail_eagerly();
+        if let Some(login) = &settings.login {
+            connector = connector.with_auth("digest", login.as_bytes());
+        }
+        let client = connector.connect(endpoint).await.map_err(|error| error.to_string())?;
+        let acls = if settings.login.is_some() { Acls::creator_all() } else { Acls::anyone_all() };
+        let node = Self { client, path: settings.path.clone(), acls };
+        // Takes a majority, so a node that has lost the others fails here.
+        let folder = Path::new(&node.path).parent().and_then(Path::to_str).filter(|folder| *folder != "/");
+        if let Some(folder) = folder {
+            let options = CreateMode::Persistent.with_acls(acls);
+            node.client.mkdir(folder, &options).await.map_err(|error| format!("create {folder}: {error}"))?;
+        }
+        Ok(node)
+    }
+
+    async fn read(&self) -> Outcome {
+        loop {
+            let found = match self.client.get_data(&self.path).await {
+                Ok((value, stat)) => Some((stat.version, value)),
+                Err(Error::NoNode) => None,
+                Err(error) => return trouble(&error),
+            };
+            let confirmed = self.confirm(found.as_ref().map(|(version, _)| *version)).await;
+            match confirmed {
+                Ok(true) => {
+                    let found = found.as_ref().map(|(version, value)| (to_version(*version), value.as_slice()));
+                    return read_outcome(found);
+                }
+                // It was old; once this node has caught up, it isn't.
+                Ok(false) => {
+                    if let Err(error) = self.client.sync(&self.path).await {
+                        return trouble(&error);
+                    }
+                }
+                Err(error) => return trouble(&error),
+            }
+        }
+    }
+
+    async fn compare_and_swap(&self, expected: Version, value: Vec<u8>) -> Outcome {
+        let swapped = if expected == Version::NONE {
+            let options = CreateMode::Persistent.with_acls(self.acls);
+            self.client.create(&self.path, &value, &options).await.map(|(stat, _)| stat)
+        } else {
+            let Some(version) = from_version(expected) else {
+                return Outcome::Failed(format!("{expected:?} can't be asked for in ZooKeeper"));
+            };
+            self.client.set_data(&self.path, &value, Some(version)).await
+        };
+        match swapped {
+            Ok(Stat { version, .. }) => Outcome::Swapped(to_version(version)),
+            Err(Error::BadVersion | Error::NodeExists) => Outcome::Refused,
+            Err(Error::NoNode) if expected != Version::NONE => Outcome::Refused,
+            Err(error) => trouble(&error),
+        }
+    }
+
+    async fn watch(&self, tell: impl Fn(Option<Versioned>)) -> String {
+        match self.watch_on(tell).await {
+            Ok(state) => format!("the session with ZooKeeper is {state}"),
+            Err(error) => error.to_string(),
+        }
+    }
+}
+
+impl Node {
+    /// Whether the record still has that version, or still isn't there, by word of a majority.
+    async fn confirm(&self, version: Option<i32>) -> Result<bool, Error> {
+        let mut check = self.client.new_multi_writer();
+        check.add_check_version(&self.path, version.unwrap_or(ANY))?;
+        match (check.commit().await, version) {
+            (Ok(_), version) => Ok(version.is_some()),
+            (Err(MultiWriteError::OperationFailed { source: Error::NoNode, .. }), version) => Ok(version.is_none()),
+            (Err(MultiWriteError::OperationFailed { source: Error::BadVersion, .. }), _) => Ok(false),
+            (Err(error), _) => Err(error.into()),
+        }
+    }
+
+    async fn watch_on(&self, tell: impl Fn(Option<Versioned>)) -> Result<SessionState, Error> {
+        let mut state = self.client.state_watcher();
+        // Within a session nothing older is read afterwards.
+        self.client.sync(&self.path).await?;
+        loop {
+            let watcher = match self.client.get_and_watch_data(&self.path).await {
+                Ok((value, stat, watcher)) => {
+                    match versioned(to_version(stat.version), &value) {
+                        Ok(found) => tell(Some(found)),
+                        // Whoever reads is told so.
+                        Err(reason) => tracing::warn!(reason, "the election's node in ZooKeeper holds something else"),
+                    }
+                    watcher
+                }
+                Err(Error::NoNode) => match self.client.check_and_watch_stat(&self.path).await? {
+                    (None, watcher) => {
+                        tell(None);
+                        watcher
+                    }
+                    (Some(_), _) => continue,
+                },
+                Err(error) => return Err(error),
+            };
+            tokio::select! {
+                _ = watcher.changed() => {}
+                state = state.changed() => if state != SessionState::SyncConnected {
+                    return Ok(state);
+                },
+            }
+        }
+    }
+}
+
+/// ZooKeeper counts from 0, in 32 bits with a sign that turns after 497 days of renewals each 20 ms; a 0 of ours means
+/// that there is no record.
+fn to_version(version: i32) -> Version {
+    Version(u64::from(version.cast_unsigned()) + 1)
+}
+
+/// `None` for what ZooKeeper never has, and for the one that it takes for "any".
+fn from_version(version: Version) -> Option<i32> {
+    let version = u32::try_from(version.0.checked_sub(1)?).ok()?.cast_signed();
+    (version != ANY).then_some(version)
+}
+
+/// Stands for any version in a request.
+const ANY: i32 = -1;
+
+/// What a failed request means. Only what ZooKeeper itself refuses has certainly not happened.
+fn trouble(error: &Error) -> Outcome {
+    let text = error.to_string();
+    match error {
+        Error::NoAuth
+        | Error::NoNode
+        | Error::InvalidAcl
+        | Error::NotReadOnly
+        | Error::QuotaExceeded
+        | Error::Throttled
+        | Error::BadArguments(_)
+        | Error::Unimplemented => Outcome::Failed(text),
+        _ => Outcome::Unknown(text),
+    }
+}
+
+/// Asked for; a third of it without a word from a node, and the connection is given up.
+const SESSION: Duration = Duration::from_secs(4);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_grow_over_the_turn_of_the_sign_and_never_mean_any() {
+        for version in [0, 1, i32::MAX, i32::MIN, -2] {
+            assert_eq!(from_version(to_version(version)), Some(version));
+        }
+        assert!(to_version(i32::MAX) < to_version(i32::MIN));
+        assert!(to_version(i32::MIN) < to_version(-2));
+        for never in [Version::NONE, to_version(ANY), Version(to_version(ANY).0 + 1), Version(u64::MAX)] {
+            assert_eq!(from_version(never), None, "{never:?}");
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! A group's record in real stores: what a swap, a read and a watch promise, while nodes die, hang, come back, or come
+//! back with old data.
+
+use std::{fs, thread, time::Duration};
+
+use mdgw::election::{
+    access::{EtcdConfig, EtcdTls, Login, StoreAccess, ZooKeeperConfig},
+    etcd,
+    record::Record,
+    register::{Link, Outcome, Version},
+    zookeeper,
+};
+use mdgw_feeds::identity::GroupId;
+use mdgw_tests::stores::{
+    Certificate, Ensemble, PASSWORD, Store, USER,
+    asker::{Asker, record},
+};
+
+#[test]
+fn etcd_swaps_the_version_that_was_read_and_no_other() {
+    on(Store::Etcd, 1, swaps_the_version_that_was_read_and_no_other);
+}
+
+#[test]
+fn zookeeper_swaps_the_version_that_was_read_and_no_other() {
+    on(Store::ZooKeeper, 1, swaps_the_version_that_was_read_and_no_other);
+}
+
+#[test]
+fn etcd_counts_each_of_two_writers_swaps_once() {
+    on(Store::Etcd, 1, counts_each_of_two_writers_swaps_once);
+}
+
+#[test]
+fn zookeeper_counts_each_of_two_writers_swaps_once() {
+    on(Store::ZooKeeper, 1, counts_each_of_two_writers_swaps_once);
+}
+
+#[test]
+fn etcd_tells_each_watcher_the_newest_record() {
+    on(Store::Etcd, 3, tells_each_watcher_the_newest_record);
+}
+
+#[test]
+fn zookeeper_tells_each_watcher_the_newest_record() {
+    on(Store::ZooKeeper, 3, tells_each_watcher_the_newest_record);
+}
+
+#[test]
+fn etcd_goes_on_when_a_node_dies_or_hangs() {
+    on(Store::Etcd, 3, goes_on_when_a_node_dies_or_hangs);
+}
+
+#[test]
+fn zookeeper_goes_on_when_a_node_dies_or_hangs() {
+    on(Store::ZooKeeper, 3, goes_on_when_a_node_dies_or_hangs);
+}
+
+#[test]
+fn etcd_without_a_majority_swaps_nothing_and_recovers() {
+    on(Store::Etcd, 3, swaps_nothing_without_a_majority_and_recovers);
+}
+
+#[test]
+fn zookeeper_without_a_majority_swaps_nothing_and_recovers() {
+    on(Store::ZooKeeper, 3, swaps_nothing_without_a_majority_and_recovers);
+}
+
+#[test]
+fn etcd_leaves_nothing_of_a_swap_whose_answer_was_lost() {
+    on(Store::Etcd, 1, leaves_nothing_of_a_swap_whose_answer_was_lost);
+}
+
+#[test]
+fn zookeeper_leaves_nothing_of_a_swap_whose_answer_was_lost() {
+    on(Store::ZooKeeper, 1, leaves_nothing_of_a_swap_whose_answer_was_lost);
+}
+
+#[test]
+fn etcd_restored_from_a_backup_shows_the_old_record() {
+    on(Store::Etcd, 3, shows_the_old_record_when_restored_from_a_backup);
+}
+
+#[test]
+fn zookeeper_restored_from_a_backup_shows_the_old_record() {
+    on(Store::ZooKeeper, 3, shows_the_old_record_when_restored_from_a_backup);
+}
+
+#[test]
+fn etcd_lets_in_who_has_a_certificate_and_nobody_else() {
+    let tls = |ensemble: &Ensemble| EtcdTls {
+        ca_file: ensemble.certificate(Certificate::Ca),
+        identity: Some((ensemble.certificate(Certificate::Client), ensemble.certificate(Certificate::ClientKey))),
+    };
+    on(Store::EtcdTls, 1, |ensemble| {
+        let with = |tls: Option<EtcdTls>| {
+            let config = EtcdConfig { tls, ..etcd_config(ensemble) };
+            Asker::open(|events| etcd::open(&config, GROUP, events).expect("etcd opens"))
+        };
+        let mut asker = with(Some(tls(ensemble)));
+        let version = asker.put(Version::NONE, &record(1));
+        assert_eq!(asker.read().map(|found| found.version), Some(version));
+
+        let stranger = EtcdTls { identity: None, ..tls(ensemble) };
+        let distrusted = EtcdTls { ca_file: ensemble.certificate(Certificate::Client), ..tls(ensemble) };
+        for refused in [None, Some(stranger), Some(distrusted)] {
+            let outcome = with(refused.clone()).try_read();
+            assert!(matches!(outcome, Outcome::Failed(_)), "{refused:?}: {outcome:?}");
+        }
+    });
+}
+
+#[test]
+fn etcd_lets_in_who_has_the_password_and_nobody_else() {
+    on(Store::EtcdPassword, 1, |ensemble| {
+        let files = tempfile::tempdir().expect("a directory for passwords");
+        let login = |password: &str| {
+            let password_file = files.path().join(password.len().to_string());
+            fs::write(&password_file, format!("{password}\n")).expect("a password can be written");
+            Some(Login { user: USER.to_owned(), password_file })
+        };
+        let with = |login: Option<Login>, prefix: &str| {
+            let config = etcd_config(ensemble);
+            let access = StoreAccess { login, ..config.access };
+            let config = EtcdConfig { access, prefix: prefix.to_owned(), tls: None };
+            Asker::open(|events| etcd::open(&config, GROUP, events).expect("etcd opens"))
+        };
+        let mut asker = with(login(PASSWORD), PREFIX);
+        let version = asker.put(Version::NONE, &record(1));
+        asker.watch();
+        asker.changed(|found| found.is_some_and(|found| found.version == version));
+
+        for (refused, prefix) in [(None, PREFIX), (login("wrong"), PREFIX), (login(PASSWORD), "/elsewhere/")] {
+            let outcome = with(refused.clone(), prefix).try_read();
+            assert!(matches!(outcome, Outcome::Failed(_)), "{refused:?} {prefix}: {outcome:?}");
+        }
+    });
+}
+
+#[test]
+fn zookeeper_keeps_what_one_user_made_from_others() {
+    on(Store::ZooKeeper, 1, |ensemble| {
+        let files = tempfile::tempdir().expect("a directory for passwords");
+        let with = |user: &str| {
+            let password_file = files.path().join(user);
+            fs::write(&password_file, format!("{PASSWORD}\n")).expect("a password can be written");
+            let config = zookeeper_config(ensemble);
+            let login = Some(Login { user: user.to_owned(), password_file });
+            let config = ZooKeeperConfig { access: StoreAccess { login, ..config.access }, ..config };
+            Asker::open(|events| zookeeper::open(&config, GROUP, events).expect("ZooKeeper opens"))
+        };
+        let mut owner = with(USER);
+        let version = owner.put(Version::NONE, &record(1));
+        for mut stranger in [with("stranger"), asker(ensemble)] {
+            for outcome in [stranger.try_read(), stranger.swap(version, &record(2))] {
+                assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
+            }
+        }
+        assert_eq!(owner.read().map(|found| found.version), Some(version));
+    });
+}
+
+fn swaps_the_version_that_was_read_and_no_other(ensemble: &mut Ensemble) {
+    let mut asker = asker(ensemble);
+    assert_eq!(asker.read(), None);
+    let first = asker.put(Version::NONE, &record(1));
+    assert_eq!(asker.swap(Version::NONE, &record(2)), Outcome::Refused);
+    let renewed = Record { renewal: 1, ..record(1) };
+    let second = asker.put(first, &renewed);
+    assert!(second > first && first > Version::NONE, "{first:?} {second:?}");
+    for stale in [Version::NONE, first, Version(second.0 + 1), Version(u64::MAX)] {
+        let outcome = asker.swap(stale, &record(2));
+        assert!(matches!(outcome, Outcome::Refused | Outcome::Failed(_)), "{stale:?}: {outcome:?}");
+    }
+    let found = asker.read().expect("the record is there");
+    assert_eq!((found.version, found.record), (second, renewed));
+}
+
+fn counts_each_of_two_writers_swaps_once(ensemble: &mut Ensemble) {
+    asker(ensemble).put(Version::NONE, &record(1));
+    let writers = [1, 2].map(|node| {
+        let mut asker = asker(ensemble);
+        thread::spawn(move || asker.count_on(node, SWAPS))
+    });
+    let unknown = writers.map(|writer| writer.join().expect("the writer counts"));
+    assert_eq!(unknown, [0, 0]);
+    assert_eq!(asker(ensemble).read().map(|found| found.record.renewal), Some(2 * SWAPS));
+}
+
+fn tells_each_watcher_the_newest_record(ensemble: &mut Ensemble) {
+    let mut writer = asker(ensemble);
+    let mut watchers = [asker(ensemble), asker(ensemble)];
+    watchers.iter_mut().for_each(Asker::watch);
+    for watcher in &mut watchers {
+        assert_eq!(watcher.changed(|_| true), None, "there is none yet, and that is told");
+    }
+    let mut version = writer.put(Version::NONE, &record(1));
+    for renewal in 1..=20 {
+        version = writer.put(version, &Record { renewal, ..record(1) });
+    }
+    for watcher in &mut watchers {
+        let mut last = Version::NONE;
+        watcher.changed(|found| {
+            let found = found.expect("the record isn't removed").version;
+            assert!(found > last, "{found:?} after {last:?}");
+            last = found;
+            found == version
+        });
+    }
+    // One that comes late is told what is there.
+    let mut late = asker(ensemble);
+    late.watch();
+    assert_eq!(late.changed(|_| true).map(|found| found.version), Some(version));
+}
+
+fn goes_on_when_a_node_dies_or_hangs(ensemble: &mut Ensemble) {
+    let mut asker = asker(ensemble);
+    asker.put(Version::NONE, &record(1));
+    let mut count = 0;
+    // Each node in turn, so that the one in use is among them whichever it is, and the store's leader too.
+    for node in 0..ensemble.count() {
+        ensemble.kill(node);
+        asker.count_on(1, SWAPS);
+        ensemble.restart(node);
+        ensemble.await_serving();
+        ensemble.pause(node);
+        asker.count_on(1, SWAPS);
+        ensemble.resume(node);
+        count += 2 * SWAPS;
+        assert_eq!(asker.read().map(|found| found.record.renewal), Some(count));
+    }
+}
+
+fn swaps_nothing_without_a_majority_and_recovers(ensemble: &mut Ensemble) {
+    let mut asker = asker(ensemble);
+    let version = asker.put(Version::NONE, &record(1));
+    ensemble.kill(0);
+    ensemble.kill(1);
+    for renewal in 1..=5 {
+        let outcome = asker.swap(version, &Record { renewal, ..record(1) });
+        assert!(matches!(outcome, Outcome::Unknown(_) | Outcome::Failed(_)), "{outcome:?}");
+    }
+    asker.await_link(Link::Doubtful);
+    ensemble.restart(0);
+    ensemble.restart(1);
+    asker.count_on(1, SWAPS);
+    asker.await_link(Link::Up);
+}
+
+fn leaves_nothing_of_a_swap_whose_answer_was_lost(ensemble: &mut Ensemble) {
+    let mut asker = asker(ensemble);
+    let mut version = asker.put(Version::NONE, &record(1));
+    for round in 1..=5 {
+        ensemble.pause(0);
+        let lost = Record { renewal: round, ..record(7) };
+        let outcome = asker.swap(version, &lost);
+        assert!(matches!(outcome, Outcome::Unknown(_)), "{outcome:?}");
+        ensemble.resume(0);
+        // In force or not; in neither case may it come about after somebody took its place.
+        let found = asker.read().expect("the record is there");
+        assert!(found.version == version || found.record == lost, "{found:?}");
+        let next = Record { renewal: round, ..record(1) };
+        version = loop {
+            let found = asker.read().expect("the record is there");
+            if let Outcome::Swapped(version) = asker.swap(found.version, &next) {
+                break version;
+            }
+        };
+        for _ in 0..20 {
+            assert_eq!(asker.read().map(|found| found.record), Some(next.clone()));
+        }
+    }
+}
+
+fn shows_the_old_record_when_restored_from_a_backup(ensemble: &mut Ensemble) {
+    let empty = ensemble.back_up();
+    let mut first = asker(ensemble);
+    let old = first.put(Version::NONE, &record(1));
+    drop(first);
+    let backup = ensemble.back_up();
+    let (mut writer, mut watcher) = (asker(ensemble), asker(ensemble));
+    watcher.watch();
+    let mut version = old;
+    for renewal in 1..=5 {
+        version = writer.put(version, &Record { renewal, ..record(1) });
+    }
+    watcher.changed(|found| found.is_some_and(|found| found.version == version));
+    ensemble.restore(&backup);
+    watcher.changed(|found| found.is_some_and(|found| found.record.renewal == 0));
+    assert_eq!(writer.read().map(|found| found.record), Some(record(1)));
+    assert_eq!(writer.swap(version, &record(2)), Outcome::Refused);
+    ensemble.restore(&empty);
+    assert_eq!(watcher.changed(|found| found.is_none()), None);
+    assert_eq!(writer.read(), None);
+}
+
+/// Runs `test` where the store is installed.
+fn on(store: Store, count: usize, test: impl FnOnce(&mut Ensemble)) {
+    let name = thread::current().name().unwrap_or_default().to_owned();
+    if store.is_installed(&name) {
+        test(&mut Ensemble::start(store, count));
+    }
+}
+
+fn asker(ensemble: &Ensemble) -> Asker {
+    match ensemble.store() {
+        Store::ZooKeeper => {
+            let config = zookeeper_config(ensemble);
+            Asker::open(|events| zookeeper::open(&config, GROUP, events).expect("ZooKeeper opens"))
+        }
+        Store::Etcd | Store::EtcdTls | Store::EtcdPassword => {
+            let config = etcd_config(ensemble);
+            Asker::open(|events| etcd::open(&config, GROUP, events).expect("etcd opens"))
+        }
+    }
+}
+
+fn etcd_config(ensemble: &Ensemble) -> EtcdConfig {
+    EtcdConfig { access: access(ensemble), prefix: PREFIX.to_owned(), tls: None }
+}
+
+fn zookeeper_config(ensemble: &Ensemble) -> ZooKeeperConfig {
+    ZooKeeperConfig { access: access(ensemble), path: "/mdgw".to_owned() }
+}
+
+fn access(ensemble: &Ensemble) -> StoreAccess {
+    let endpoints = ensemble.addresses().iter().map(ToString::to_string).collect();
+    StoreAccess { endpoints, request_timeout: REQUEST_TIMEOUT, login: None }
+}
+
+const GROUP: GroupId = GroupId(1);
+const PREFIX: &str = "/mdgw/";
+const SWAPS: u64 = 50;
+/// Longer than a password check, shorter than a test.
+const REQUEST_TIMEOUT: Duration = Duration::from_millis(500);
