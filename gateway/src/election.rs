@@ -18,6 +18,7 @@
 //! - [`lease`]: the core over a register.
 //! - [`access`]: where a store is and who asks it; `etcd` and `zookeeper`, where built in, are registers over one.
 //! - [`peer`]: what gateways of one group say to each other beside the store.
+//! - [`quorum`]: the core and the voters that need no store.
 //! - [`placement`]: who should publish which group, where several gateways share several.
 //! - [`auth`]: the shared key and what proves that a message is authentic and new.
 //! - [`latch`]: the face towards the gateway, after the pattern that is known as leader latch.
@@ -41,6 +42,7 @@ pub mod latch;
 pub mod lease;
 pub mod peer;
 pub mod placement;
+pub mod quorum;
 pub mod record;
 pub mod register;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]

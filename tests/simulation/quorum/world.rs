@@ -1,0 +1,629 @@
+//! Gateways, witnesses, their network, clocks and disks on one thread, from one seed.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, BinaryHeap},
+};
+
+use mdgw::{
+    election::{
+        core::{CloseReason, Core as _, Input, Output},
+        fitness::Standing,
+        identity::{Incarnation, Member, NodeId, NodeName},
+        peer::DeathNotice,
+        quorum::{
+            candidate::{Candidate, CandidateConfig, QuorumEvent, QuorumRequest},
+            message::{Body, Message, VoterSession},
+            voter::{Kept, Safeguards, StoreTicket, Voter, VoterInput, VoterOutput},
+        },
+        record::ConfigurationMark,
+        timing::LeaseTiming,
+    },
+    standin::random::Random,
+};
+use mdgw_feeds::{
+    identity::{Epoch, GroupId},
+    time::MonoNs,
+};
+
+/// What a world is made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup {
+    pub(crate) gateways: u8,
+    pub(crate) witnesses: u8,
+    pub(crate) timing: LeaseTiming,
+    pub(crate) safeguards: Safeguards,
+    /// Whether a vote is still on disk after a restart.
+    pub(crate) keeps_votes: bool,
+    /// Whether receivers drop packets of lower epochs than they have seen.
+    pub(crate) receivers_fence: bool,
+    pub(crate) faults: Faults,
+}
+
+/// How often things go wrong.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Faults {
+    /// Of each datagram.
+    pub(crate) loss: f64,
+    pub(crate) copies: f64,
+    /// Mean delay of a datagram, and of one in a hundred, ns.
+    pub(crate) delay_ns: u64,
+    pub(crate) long_delay_ns: u64,
+    /// Mean of a store, and of one in fifty, ns.
+    pub(crate) store_ns: u64,
+    pub(crate) long_store_ns: u64,
+    pub(crate) full_disk: f64,
+    /// Mean time between two kills, cuts, pauses, hand-overs; 0 for none. ns.
+    pub(crate) kill_every_ns: u64,
+    pub(crate) cut_every_ns: u64,
+    pub(crate) pause_every_ns: u64,
+    pub(crate) hand_over_every_ns: u64,
+    /// Clocks differ in rate by up to this, parts per million.
+    pub(crate) rate_ppm: u64,
+}
+
+impl Faults {
+    pub(crate) const NONE: Self = Self {
+        loss: 0.0,
+        copies: 0.0,
+        delay_ns: 50_000,
+        long_delay_ns: 200_000,
+        store_ns: 300_000,
+        long_store_ns: 2_000_000,
+        full_disk: 0.0,
+        kill_every_ns: 0,
+        cut_every_ns: 0,
+        pause_every_ns: 0,
+        hand_over_every_ns: 0,
+        rate_ppm: 200,
+    };
+}
+
+/// What must not happen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Violation {
+    /// Two fences were open at one moment.
+    TwoLead { at_ns: u64, nodes: [NodeId; 2] },
+    /// An epoch came that is not above all before.
+    EpochWentBack { at_ns: u64, epoch: Epoch, before: Epoch },
+    /// A receiver took a packet of an epoch below one that it had taken.
+    OldPacketTaken { at_ns: u64, epoch: Epoch, after: Epoch },
+}
+
+#[derive(Debug)]
+enum Process {
+    Gateway(Box<Candidate>),
+    Witness(Box<Voter>),
+    Down,
+}
+
+#[derive(Debug)]
+struct Node {
+    process: Process,
+    incarnation: u64,
+    disk: Kept,
+    /// Clock: `offset + t (1 + ppm / 10^6)`.
+    offset_ns: u64,
+    rate_ppm: i64,
+    paused_until_ns: u64,
+    /// As written by the election: epoch and deadline on the node's clock.
+    fence: Option<(Epoch, MonoNs)>,
+    /// Of the timer that counts; older ones are void.
+    timer: u64,
+}
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Deliver {
+        to: NodeId,
+        incarnation: u64,
+        message: Box<Wire>,
+    },
+    Timer {
+        node: NodeId,
+        timer: u64,
+    },
+    Store {
+        node: NodeId,
+        incarnation: u64,
+        ticket: u64,
+        kept: [u64; 3],
+        fails: bool,
+    },
+    Drained {
+        node: NodeId,
+        incarnation: u64,
+    },
+    /// A packet that passed the fence arrives at the receiver.
+    Packet {
+        epoch: u64,
+    },
+    Probe,
+    Kill,
+    Start {
+        node: NodeId,
+    },
+    Cut,
+    Heal {
+        from: NodeId,
+        to: NodeId,
+    },
+    Pause,
+    HandOver,
+}
+
+/// A message that the queue need not order.
+#[derive(Debug)]
+struct Wire(Message);
+
+impl PartialEq for Wire {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+impl Eq for Wire {}
+impl PartialOrd for Wire {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Wire {
+    fn cmp(&self, _: &Self) -> std::cmp::Ordering {
+        std::cmp::Ordering::Equal
+    }
+}
+
+/// The simulated world.
+#[derive(Debug)]
+pub(crate) struct World {
+    setup: Setup,
+    random: Random,
+    now_ns: u64,
+    nodes: BTreeMap<NodeId, Node>,
+    queue: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    queued: u64,
+    cuts: BTreeSet<(NodeId, NodeId)>,
+    /// What the receiver has taken at best.
+    received: Epoch,
+    pub(crate) opened: Vec<(u64, NodeId, Epoch)>,
+    pub(crate) closed: Vec<(u64, NodeId, CloseReason)>,
+    pub(crate) violation: Option<Violation>,
+    /// Faults that are decided at random have ended.
+    is_calm: bool,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, setup: Setup) -> Self {
+        let mut random = Random::new(seed);
+        let ids = (1..=setup.gateways + setup.witnesses).map(NodeId);
+        let nodes = ids
+            .map(|id| {
+                let rate_ppm = i64::try_from(random.below(2 * setup.faults.rate_ppm + 1)).unwrap();
+                let node = Node {
+                    process: Process::Down,
+                    incarnation: 0,
+                    disk: Kept::default(),
+                    offset_ns: random.below(1 << 40),
+                    rate_ppm: rate_ppm - i64::try_from(setup.faults.rate_ppm).unwrap(),
+                    paused_until_ns: 0,
+                    fence: None,
+                    timer: 0,
+                };
+                (id, node)
+            })
+            .collect();
+        let mut world = Self {
+            setup,
+            random,
+            now_ns: 0,
+            nodes,
+            queue: BinaryHeap::new(),
+            queued: 0,
+            cuts: BTreeSet::new(),
+            received: Epoch::default(),
+            opened: Vec::new(),
+            closed: Vec::new(),
+            violation: None,
+            is_calm: false,
+        };
+        for id in world.ids() {
+            world.start(id);
+        }
+        world.after(100_000, Event::Probe);
+        world.after_about(setup.faults.kill_every_ns, Event::Kill);
+        world.after_about(setup.faults.cut_every_ns, Event::Cut);
+        world.after_about(setup.faults.pause_every_ns, Event::Pause);
+        world.after_about(setup.faults.hand_over_every_ns, Event::HandOver);
+        world
+    }
+
+    /// Runs for so long, or until something happened that must not.
+    pub(crate) fn run_for(&mut self, ns: u64) {
+        let until_ns = self.now_ns + ns;
+        self.run_until(|world| world.now_ns >= until_ns);
+    }
+
+    /// Runs until `done`; true unless something happened that must not.
+    pub(crate) fn run_until(&mut self, done: impl Fn(&Self) -> bool) -> bool {
+        while self.violation.is_none() && !done(self) {
+            let Reverse((at_ns, _, event)) = self.queue.pop().expect("the probe never ends");
+            self.now_ns = at_ns;
+            self.happen(event);
+        }
+        self.violation.is_none()
+    }
+
+    /// No more faults; whatever is down or cut comes back.
+    pub(crate) fn calm_down(&mut self) {
+        self.is_calm = true;
+        self.cuts.clear();
+        let faults = &mut self.setup.faults;
+        *faults = Faults { rate_ppm: faults.rate_ppm, ..Faults::NONE };
+        for id in self.ids() {
+            if matches!(self.nodes[&id].process, Process::Down) {
+                self.start(id);
+            }
+        }
+    }
+
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// Who may send now.
+    pub(crate) fn leading(&self) -> Option<NodeId> {
+        self.nodes.iter().find(|(_, node)| self.may_send(node)).map(|(id, _)| *id)
+    }
+
+    /// Ends the process at once; where it was the leader, its epoch and start.
+    pub(crate) fn kill(&mut self, id: NodeId) -> DeathNotice {
+        let node = self.nodes.get_mut(&id).expect("it exists");
+        let epoch = node.fence.take().map_or_else(Epoch::default, |(epoch, _)| epoch);
+        node.process = Process::Down;
+        DeathNotice { holder: id, incarnation: Incarnation(node.incarnation), epoch }
+    }
+
+    /// Everybody that runs hears that this process has ended.
+    pub(crate) fn announce(&mut self, notice: DeathNotice) {
+        for id in self.ids() {
+            if self.is_gateway(id) {
+                self.step(id, Input::Died(notice));
+            }
+        }
+    }
+
+    pub(crate) fn hand_over(&mut self, target: Option<NodeId>) {
+        if let Some(leader) = self.leading() {
+            self.step(leader, Input::HandOver(target));
+        }
+    }
+
+    pub(crate) fn close(&mut self, id: NodeId) {
+        self.step(id, Input::Close);
+    }
+
+    /// What `from` sends does not reach `to`.
+    pub(crate) fn cut(&mut self, from: NodeId, to: NodeId) {
+        self.cuts.insert((from, to));
+    }
+
+    pub(crate) fn input(&mut self, id: NodeId, input: Input<QuorumEvent>) {
+        self.step(id, input);
+    }
+
+    fn ids(&self) -> Vec<NodeId> {
+        self.nodes.keys().copied().collect()
+    }
+
+    fn is_gateway(&self, id: NodeId) -> bool {
+        matches!(self.nodes[&id].process, Process::Gateway(_))
+    }
+
+    pub(crate) fn start(&mut self, id: NodeId) {
+        let Setup { gateways, witnesses, timing, safeguards, keeps_votes, .. } = self.setup;
+        let now = self.clock(id);
+        let nonce = self.random.next_u64();
+        let node = self.nodes.get_mut(&id).expect("it exists");
+        node.incarnation += 1;
+        node.fence = None;
+        if !keeps_votes {
+            node.disk = Kept::default();
+        }
+        let name = |id: NodeId| NodeName::new(&format!("n{id}")).expect("a plain name");
+        let all = |count: u8| (1..=count).map(NodeId).map(|id| (id, name(id))).collect::<BTreeMap<_, _>>();
+        if id.0 <= gateways {
+            let config = CandidateConfig {
+                group: GroupId(1),
+                member: Member { node: id, name: name(id), incarnation: Incarnation(node.incarnation) },
+                voters: all(gateways + witnesses),
+                candidates: all(gateways),
+                timing,
+                configuration: ConfigurationMark::default(),
+                vote_ns_max: 2 * timing.lease_ns + 100_000_000,
+                nonce,
+            };
+            let candidate = Candidate::new(now, config, node.disk, Epoch::default()).with_safeguards(safeguards);
+            node.process = Process::Gateway(Box::new(candidate));
+            self.step(id, Input::Standing(Standing::Stands));
+        } else {
+            let voter = Voter::new(now, node.disk, VoterSession(nonce), timing.rate_error_ppm);
+            node.process = Process::Witness(Box::new(voter.with_safeguards(safeguards)));
+        }
+    }
+
+    fn after(&mut self, ns: u64, event: Event) {
+        self.queued += 1;
+        self.queue.push(Reverse((self.now_ns + ns.max(1), self.queued, event)));
+    }
+
+    fn after_about(&mut self, mean_ns: u64, event: Event) {
+        if mean_ns > 0 {
+            let ns = self.random.exponential(mean_ns);
+            self.after(ns, event);
+        }
+    }
+
+    fn clock(&self, id: NodeId) -> MonoNs {
+        self.clock_of(&self.nodes[&id])
+    }
+
+    fn clock_of(&self, node: &Node) -> MonoNs {
+        MonoNs(node.offset_ns + scaled(self.now_ns, node.rate_ppm))
+    }
+
+    fn may_send(&self, node: &Node) -> bool {
+        node.fence.is_some_and(|(_, deadline)| self.clock_of(node) < deadline)
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Deliver { to, incarnation, message } => {
+                if let Some(rest_ns) = self.paused(to) {
+                    return self.after(rest_ns, Event::Deliver { to, incarnation, message });
+                }
+                // To a socket that was there: what was sent to an earlier start is lost with it.
+                if self.nodes[&to].incarnation == incarnation {
+                    self.deliver(to, message.0);
+                }
+            }
+            Event::Timer { node, timer } => {
+                if let Some(rest_ns) = self.paused(node) {
+                    return self.after(rest_ns, Event::Timer { node, timer });
+                }
+                if self.nodes[&node].timer == timer {
+                    self.step(node, Input::Time);
+                }
+            }
+            Event::Store { node, incarnation, ticket, kept, fails } => {
+                let state = self.nodes.get_mut(&node).expect("it exists");
+                if state.incarnation != incarnation || matches!(state.process, Process::Down) {
+                    return;
+                }
+                let [epoch, start, lease_ns_max] = kept;
+                if !fails {
+                    state.disk = Kept { epoch: Epoch(epoch), incarnation: Incarnation(start), lease_ns_max };
+                }
+                self.stored(node, StoreTicket(ticket), fails);
+            }
+            Event::Drained { node, incarnation } => {
+                if self.nodes[&node].incarnation == incarnation && self.is_gateway(node) {
+                    self.step(node, Input::Drained { positions: BTreeMap::new() });
+                }
+            }
+            Event::Packet { epoch } => self.receive(Epoch(epoch)),
+            Event::Probe => self.probe(),
+            Event::Start { node } => {
+                if matches!(self.nodes[&node].process, Process::Down) {
+                    self.start(node);
+                }
+            }
+            Event::Heal { from, to } => drop(self.cuts.remove(&(from, to))),
+            Event::Kill | Event::Cut | Event::Pause | Event::HandOver if self.is_calm => {}
+            Event::Kill => {
+                let id = self.any();
+                self.kill(id);
+                let down_ns = self.random.exponential(self.setup.timing.lease_ns);
+                self.after(down_ns, Event::Start { node: id });
+                self.after_about(self.setup.faults.kill_every_ns, Event::Kill);
+            }
+            Event::Cut => {
+                let (from, to) = (self.any(), self.any());
+                self.cuts.insert((from, to));
+                let cut_ns = self.random.exponential(3 * self.setup.timing.lease_ns);
+                self.after(cut_ns, Event::Heal { from, to });
+                self.after_about(self.setup.faults.cut_every_ns, Event::Cut);
+            }
+            Event::Pause => {
+                let id = self.any();
+                let pause_ns = self.random.exponential(self.setup.timing.lease_ns);
+                self.nodes.get_mut(&id).expect("it exists").paused_until_ns = self.now_ns + pause_ns;
+                self.after_about(self.setup.faults.pause_every_ns, Event::Pause);
+            }
+            Event::HandOver => {
+                self.hand_over(None);
+                self.after_about(self.setup.faults.hand_over_every_ns, Event::HandOver);
+            }
+        }
+    }
+
+    fn any(&mut self) -> NodeId {
+        let count = u64::from(self.setup.gateways + self.setup.witnesses);
+        NodeId(u8::try_from(1 + self.random.below(count)).expect("few nodes"))
+    }
+
+    fn paused(&self, id: NodeId) -> Option<u64> {
+        self.nodes[&id].paused_until_ns.checked_sub(self.now_ns).filter(|rest_ns| *rest_ns > 0)
+    }
+
+    /// Whoever passes its fence sends a packet; some lie about for a while below it.
+    fn probe(&mut self) {
+        let epochs: Vec<Epoch> =
+            self.nodes.values().filter(|node| self.may_send(node)).filter_map(|node| Some(node.fence?.0)).collect();
+        for epoch in epochs {
+            let stays = self.random.chance(0.02);
+            let delay_ns = self.random.exponential(if stays { 2 * self.setup.timing.lease_ns } else { 20_000 });
+            self.after(delay_ns, Event::Packet { epoch: epoch.0 });
+        }
+        let next_ns = self.setup.timing.renew_ns / 4;
+        self.after(next_ns, Event::Probe);
+    }
+
+    fn receive(&mut self, epoch: Epoch) {
+        if epoch < self.received {
+            if !self.setup.receivers_fence {
+                self.violate(Violation::OldPacketTaken { at_ns: self.now_ns, epoch, after: self.received });
+            }
+            return;
+        }
+        self.received = epoch;
+    }
+
+    fn deliver(&mut self, to: NodeId, message: Message) {
+        let now = self.clock(to);
+        match &mut self.nodes.get_mut(&to).expect("it exists").process {
+            Process::Gateway(_) => self.step(to, Input::Backend(QuorumEvent::Received(message))),
+            Process::Witness(voter) => {
+                let Body::Request(request) = message.body else { return };
+                let outputs = voter.step(now, VoterInput::Request { from: message.from, request });
+                self.of_witness(to, outputs);
+            }
+            Process::Down => {}
+        }
+    }
+
+    fn stored(&mut self, id: NodeId, ticket: StoreTicket, fails: bool) {
+        let now = self.clock(id);
+        match &mut self.nodes.get_mut(&id).expect("it exists").process {
+            Process::Gateway(_) => {
+                let event = if fails { QuorumEvent::NotStored(ticket) } else { QuorumEvent::Stored(ticket) };
+                self.step(id, Input::Backend(event));
+            }
+            Process::Witness(voter) => {
+                let outputs =
+                    voter.step(now, if fails { VoterInput::NotStored(ticket) } else { VoterInput::Stored(ticket) });
+                self.of_witness(id, outputs);
+            }
+            Process::Down => {}
+        }
+    }
+
+    fn of_witness(&mut self, id: NodeId, outputs: Vec<VoterOutput>) {
+        for output in outputs {
+            match output {
+                VoterOutput::Reply { to, reply } => {
+                    self.send(Message { group: GroupId(1), from: id, to, body: Body::Reply(reply) });
+                }
+                VoterOutput::Store { ticket, kept } => self.store(id, ticket, kept),
+            }
+        }
+    }
+
+    fn step(&mut self, id: NodeId, input: Input<QuorumEvent>) {
+        let now = self.clock(id);
+        let node = self.nodes.get_mut(&id).expect("it exists");
+        let Process::Gateway(candidate) = &mut node.process else { return };
+        let outputs = candidate.step(now, input);
+        let next = candidate.next_deadline();
+        for output in outputs {
+            self.act(id, output);
+        }
+        let node = self.nodes.get_mut(&id).expect("it exists");
+        node.timer += 1;
+        let timer = node.timer;
+        if let Some(next) = next {
+            let (offset_ns, rate_ppm) = (node.offset_ns, node.rate_ppm);
+            let at_ns = unscaled(next.0.saturating_sub(offset_ns), rate_ppm);
+            // Threads wake up late, never early.
+            let late_ns = self.random.exponential(20_000);
+            self.after(at_ns.saturating_sub(self.now_ns) + late_ns, Event::Timer { node: id, timer });
+        }
+    }
+
+    fn act(&mut self, id: NodeId, output: Output<QuorumRequest>) {
+        let at_ns = self.now_ns;
+        match output {
+            Output::Open { epoch, deadline } => {
+                if let Some((_, _, before)) = self.opened.last().filter(|(_, _, before)| *before >= epoch) {
+                    self.violate(Violation::EpochWentBack { at_ns, epoch, before: *before });
+                }
+                self.opened.push((at_ns, id, epoch));
+                self.nodes.get_mut(&id).expect("it exists").fence = Some((epoch, deadline));
+                self.check_overlap();
+            }
+            Output::Renew { deadline } => {
+                if let Some(fence) = &mut self.nodes.get_mut(&id).expect("it exists").fence {
+                    fence.1 = deadline;
+                }
+                self.check_overlap();
+            }
+            Output::Close { reason, .. } => {
+                self.closed.push((at_ns, id, reason));
+                self.nodes.get_mut(&id).expect("it exists").fence = None;
+            }
+            Output::Drain => {
+                let drain_ns = self.random.exponential(100_000);
+                let incarnation = self.nodes[&id].incarnation;
+                self.after(drain_ns, Event::Drained { node: id, incarnation });
+            }
+            Output::Request(QuorumRequest::Send(message)) => self.send(message),
+            Output::Request(QuorumRequest::Store { ticket, kept }) => self.store(id, ticket, kept),
+            Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) => {}
+        }
+    }
+
+    fn send(&mut self, message: Message) {
+        let Faults { loss, copies, delay_ns, long_delay_ns, .. } = self.setup.faults;
+        let to = message.to;
+        let count = 1 + u32::from(self.random.chance(copies));
+        for _ in 0..count {
+            if self.random.chance(loss) || self.cuts.contains(&(message.from, to)) {
+                continue;
+            }
+            let mean_ns = if self.random.chance(0.01) { long_delay_ns } else { delay_ns };
+            let delay_ns = 10_000 + self.random.exponential(mean_ns);
+            let incarnation = self.nodes[&to].incarnation;
+            self.after(delay_ns, Event::Deliver { to, incarnation, message: Box::new(Wire(message.clone())) });
+        }
+    }
+
+    fn store(&mut self, node: NodeId, ticket: StoreTicket, kept: Kept) {
+        let Faults { store_ns, long_store_ns, full_disk, .. } = self.setup.faults;
+        let mean_ns = if self.random.chance(0.02) { long_store_ns } else { store_ns };
+        let (delay_ns, fails) = (self.random.exponential(mean_ns), self.random.chance(full_disk));
+        let incarnation = self.nodes[&node].incarnation;
+        let kept = [kept.epoch.0, kept.incarnation.0, kept.lease_ns_max];
+        self.after(delay_ns, Event::Store { node, incarnation, ticket: ticket.0, kept, fails });
+    }
+
+    fn check_overlap(&mut self) {
+        // What passed the fence just before its deadline is sent within S.
+        let sends = |node: &Node| {
+            let until = |deadline: MonoNs| deadline.plus(self.setup.timing.send_ns_max);
+            node.fence.is_some_and(|(_, deadline)| self.clock_of(node) < until(deadline))
+        };
+        let open: Vec<NodeId> = self.nodes.iter().filter(|(_, node)| sends(node)).map(|(id, _)| *id).collect();
+        if let [first, second, ..] = open[..] {
+            self.violate(Violation::TwoLead { at_ns: self.now_ns, nodes: [first, second] });
+        }
+    }
+
+    fn violate(&mut self, violation: Violation) {
+        self.violation.get_or_insert(violation);
+    }
+}
+
+/// `ns` on a clock with that error of its rate.
+fn scaled(ns: u64, rate_ppm: i64) -> u64 {
+    let scaled = i128::from(ns) + i128::from(ns) * i128::from(rate_ppm) / 1_000_000;
+    u64::try_from(scaled).expect("time fits")
+}
+
+/// The first moment at which such a clock shows `ns` or more.
+fn unscaled(ns: u64, rate_ppm: i64) -> u64 {
+    let divisor = 1_000_000 + i128::from(rate_ppm);
+    let mut at = u64::try_from((i128::from(ns) * 1_000_000) / divisor).expect("time fits");
+    while scaled(at, rate_ppm) < ns {
+        at += 1;
+    }
+    at
+}
