@@ -36,6 +36,7 @@ use crate::{
         counters::{Reading, Registry},
         latency_thread::LatencyThread,
     },
+    pair_link::{PairDesk, PairEnds, PairLink, PairLinkConfig, PairLinkError, PairParts},
     retransmit::ServiceError,
     standby::{Board, Standby, StandbyError},
     state_file::StateError,
@@ -45,9 +46,12 @@ use crate::{
 #[derive(Debug)]
 pub struct Gateway {
     epoch: Epoch,
+    node: u8,
     groups: BTreeMap<GroupId, GroupDesk>,
+    logs: BTreeMap<ChannelId, PathBuf>,
     pools: Vec<PoolOfChannels>,
     standby: Option<Standby>,
+    link: Option<PairLink>,
     registry: Arc<Registry>,
     latency: LatencyThread,
     cold: ColdThreads,
@@ -165,17 +169,46 @@ impl Gateway {
                 }
             }
         }
-        let groups = group::desks(config, wiring.groups(), &pools);
         let standby = wiring.start_standby()?;
+        let board = standby.as_ref().map(Standby::board);
+        let groups = group::desks(config, wiring.groups(), &pools, wiring.words(), board);
+        let logs = config.channels.iter().map(|setup| (setup.id, wiring::log_directory(config, setup.id))).collect();
         let (latency, cold) = wiring.start_cold_threads()?;
         tracing::info!(epoch = epoch.count(), channels = config.channels.len(), pools = pools.len(), "gateway runs");
-        Ok(Self { epoch, groups, pools, standby, registry, latency, cold, alarms: Alarms::default() })
+        Ok(Self {
+            epoch,
+            node: config.gateway.node,
+            groups,
+            logs,
+            pools,
+            standby,
+            link: None,
+            registry,
+            latency,
+            cold,
+            alarms: Alarms::default(),
+        })
     }
 
     /// A group, for whoever decides about its leadership.
     #[must_use]
     pub fn group(&self, group: GroupId) -> Option<&GroupDesk> {
         self.groups.get(&group)
+    }
+
+    /// Links it to the other gateway of its pair; where messages for that one are left and found.
+    ///
+    /// # Errors
+    /// When it can't listen. A peer that isn't there yet is no error.
+    ///
+    /// # Panics
+    /// When the gateway stands alone, and so has nothing to tell.
+    pub fn link(&mut self, ends: PairEnds) -> Result<&Arc<PairDesk>, PairLinkError> {
+        let board = Arc::clone(self.board().expect("a gateway that stands alone has no peer"));
+        let epochs = self.groups.iter().map(|(group, desk)| (*group, Arc::clone(desk.epochs()))).collect();
+        let parts = PairParts { board, epochs, logs: self.logs.clone() };
+        let link = PairLink::start(PairLinkConfig { node: self.node, ends }, parts)?;
+        Ok(self.link.insert(link).desk())
     }
 
     /// What is known of the other gateway, if this one listens to it.
@@ -242,7 +275,8 @@ impl Gateway {
     /// # Errors
     /// When latency logs or state could not be written to their end; everything has ended all the same.
     pub fn stop(self) -> Result<GatewayReport, GatewayError> {
-        let Self { epoch, pools, standby, latency, cold, .. } = self;
+        let Self { epoch, pools, standby, link, latency, cold, .. } = self;
+        drop(link);
         let heard = standby.map(Standby::stop);
         let mut channels = Vec::new();
         let mut gauges = Vec::new();

@@ -13,6 +13,7 @@ pub mod fence;
 pub mod gateway;
 pub mod net;
 pub mod observe;
+pub mod pair_link;
 pub mod pipeline;
 pub mod publish;
 pub mod replay;

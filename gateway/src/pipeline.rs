@@ -102,8 +102,9 @@ pub struct RecoverySocket {
 /// What other threads tell a channel.
 #[derive(Debug)]
 pub enum ChannelMessage {
-    /// The fence has opened, or was seen closed: look at once, don't wait for the next packet or heartbeat.
-    FenceMoved,
+    /// The fence has opened or closed: look at once, don't wait for the next packet or heartbeat, and answer with that
+    /// number.
+    FenceMoved(u64),
 }
 
 /// What a pipeline is made of.
@@ -436,8 +437,9 @@ impl ChannelHandler for ChannelPipeline {
         context: &mut TurnContext<'_, I, PipelineLocal>,
     ) -> Result<(), Failure> {
         match message {
-            ChannelMessage::FenceMoved => {
+            ChannelMessage::FenceMoved(number) => {
                 self.publisher.send_from(&mut self.sink, &self.fence, &mut context.local.buffers, context.io);
+                self.publisher.looked(number, &self.sink);
             }
         }
         self.after();

@@ -23,7 +23,7 @@ mod sink;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 
-pub use heard::{Heard, HeardWords};
+pub use heard::{Heard, HeardWords, Look, LookWords, SentWord, TakeoverWords};
 pub(crate) use packet::packet_header;
 pub use publisher::{PublishCounts, PublishMode, Publisher, PublisherConfig};
 pub use sink::{LogSink, Numbering, SinkCounts};

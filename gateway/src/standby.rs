@@ -15,6 +15,7 @@ mod epochs;
 mod follower;
 mod listener;
 mod tracker;
+pub mod windows;
 
 pub use epochs::KnownEpochs;
 pub use listener::{

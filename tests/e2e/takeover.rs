@@ -13,8 +13,8 @@ use mdgw_feeds::{
 use mdgw_tests::{
     feeds::{self, MIDNIGHT_NS, Packet, SESSION},
     pair::{
-        Consumer, GROUP, LogEntry, Member, StandInLeader, StandInVenue, Told, check, log_entries, messages_of,
-        start_gateway, wait_until,
+        CHANNEL, Consumer, GROUP, LogEntry, Member, StandInLeader, StandInVenue, Told, check, link, log_entries,
+        messages_of, start_gateway, wait_until,
     },
     site::{Site, Wanted, text},
 };
@@ -203,6 +203,88 @@ fn kill_9_of_the_leading_gateway_loses_nothing_and_doubles_nothing() {
     assert_eq!(consumer.check(&messages_of(&log)), Ok(()));
     assert_eq!(log.last().map(|entry| entry.next.0), Some(40_001), "that is the whole day");
     assert_eq!(consumer.epoch(), Some(Epoch(2818)));
+}
+
+/// Two gateways that both have the same lines, the first of which leads; linked.
+fn pair() -> ([Member; 2], [std::sync::Arc<mdgw::pair_link::PairDesk>; 2], Consumer) {
+    let first = Site::numbered(1);
+    let second = first.twin(2);
+    let mut members = [first, second].map(|site| Member::start(site, &wanted()));
+    let consumer = Consumer::open(&members[1].site, 3);
+    let [a, b] = &mut members;
+    let desks = link([a, b]);
+    members[0].lead(OLD);
+    (members, desks, consumer)
+}
+
+#[test]
+fn a_planned_hand_over_says_nothing_twice() {
+    let ([first, second], desks, mut consumer) = pair();
+    let packets = day(3_000, 1, SESSION);
+    let (before, after) = packets.split_at(packets.len() / 2);
+    let venue = StandInVenue::default();
+    venue.send(first.site.lines[0], before);
+    let told = |first: &Member| first.log().last().map(LogEntry::until);
+    wait_until("the input is worked off", || {
+        let place = told(&first);
+        place.is_some() && first.board().published == place && second.board().ready == place
+    });
+    wait_until("the peer has told it", || second.board().heard.confirmed == told(&first));
+
+    first.desk().fence().close();
+    first.desk().fence_moved();
+    let mut ended = None;
+    wait_until("no send is outstanding", || {
+        ended = first.desk().drained();
+        ended.is_some()
+    });
+    assert_eq!(ended.unwrap().get(&CHANNEL).copied(), told(&first));
+    second.lead(NEW);
+    venue.send(second.site.lines[0], after);
+    consumer.take_to_the_end(session(0));
+    let log = second.log();
+    assert_eq!(consumer.check(&messages_of(&log)), Ok(()));
+    assert_eq!(consumer.epoch(), Some(NEW));
+    assert_eq!(first.log(), log, "both gateways' logs are alike, byte for byte");
+    wait_until("windows are compared", || desks.iter().all(|desk| desk.counts().windows_equal > 0));
+    assert!(desks.iter().all(|desk| desk.counts().windows_different == 0));
+    let report = second.stop();
+    assert_eq!(report.channels[0].published.tail_packets, 0, "nothing is said twice");
+    let _ = first.stop();
+}
+
+#[test]
+fn gateways_that_make_different_records_of_one_message_are_found() {
+    let packets = day(4_000, 1, SESSION);
+    let first = Site::numbered(1);
+    let second = first.peer(2);
+    let mut members = [first, second].map(|site| Member::start(site, &wanted()));
+    let [a, b] = &mut members;
+    let desks = link([a, b]);
+    // One price, one bit: somewhere in the middle an order is added at another price.
+    let changed: Vec<Packet> = {
+        let mut packets = packets.clone();
+        let added = |bytes: &[u8]| bytes.len() > 22 + 36 && bytes[22] == b'A' && bytes[21] == 36;
+        let index = (packets.len() / 2..).find(|index| added(&packets[*index].1)).unwrap();
+        let mut bytes = packets[index].1.to_vec();
+        bytes[22 + 35] ^= 1;
+        packets[index].1 = bytes.into();
+        packets
+    };
+    let venue = StandInVenue::default();
+    venue.send(members[0].site.lines[0], &packets);
+    venue.send(members[1].site.lines[0], &changed);
+    let mut found = None;
+    wait_until("the difference is found", || {
+        found = desks.iter().find_map(|desk| desk.take_mismatch());
+        found.is_some()
+    });
+    let found = found.unwrap();
+    assert_eq!((found.channel, found.session), (CHANNEL, session(0)));
+    assert_eq!(found.ours.len(), found.theirs.len());
+    let different = found.ours.iter().zip(&found.theirs).filter(|(ours, theirs)| ours != theirs).count();
+    assert!((1..=8).contains(&different), "a price: {different} bytes");
+    let _ = members.map(Member::stop);
 }
 
 #[test]

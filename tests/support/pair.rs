@@ -3,14 +3,18 @@
 
 use std::{
     collections::BTreeMap,
-    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, UdpSocket},
     path::Path,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use mdgw::{
     config::Resolved,
+    election::auth::SharedKey,
     gateway::{Gateway, GatewayReport, GroupDesk, Leadership, Overrides},
+    pair_link::{PairDesk, PairEnds},
+    standby::ChannelBoard,
 };
 use mdgw_feeds::{
     edge::TsRecv,
@@ -86,6 +90,15 @@ impl Member {
         self.gateway.group(GROUP).expect("a site has one group")
     }
 
+    /// What it knows of a channel of its own, and has heard of the other gateway.
+    ///
+    /// # Panics
+    /// When it doesn't listen.
+    #[must_use]
+    pub fn board(&self) -> ChannelBoard {
+        self.gateway.board().and_then(|board| board.get(CHANNEL)).expect("a standby listens")
+    }
+
     /// It leads from now on, under that epoch.
     pub fn lead(&self, epoch: Epoch) {
         self.desk().fence().open(epoch, MonoNs(u64::MAX));
@@ -121,6 +134,31 @@ impl Member {
     #[must_use]
     pub fn stop(self) -> GatewayReport {
         self.gateway.stop().expect("the gateway ends in order")
+    }
+}
+
+/// Links two gateways; the desks of both, once they have met.
+///
+/// # Panics
+/// When they can't.
+#[must_use]
+pub fn link(members: [&mut Member; 2]) -> [Arc<PairDesk>; 2] {
+    let [a, b] = [free_address(), free_address()];
+    let mut addresses = [(a, b), (b, a)].into_iter();
+    let desks = members.map(|member| {
+        let (listen, peer) = addresses.next().expect("two members");
+        let ends = PairEnds { listen, peer, key: SharedKey::new(&[7; 32]), period_ns: 5_000_000 };
+        Arc::clone(member.gateway.link(ends).expect("the link starts"))
+    });
+    wait_until("the gateways meet", || desks.iter().all(|desk| desk.peer_node().is_some()));
+    desks
+}
+
+fn free_address() -> SocketAddrV4 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port on loopback");
+    match listener.local_addr() {
+        Ok(SocketAddr::V4(address)) => address,
+        other => panic!("{other:?}"),
     }
 }
 

@@ -1,11 +1,26 @@
 //! One group of channels, as whoever decides about its leadership sees it.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
-use mdgw_feeds::identity::{ChannelId, GroupId};
+use mdgw_feeds::{
+    identity::{ChannelId, GroupId},
+    published::position::StreamPosition,
+};
 
 use super::{PoolOfChannels, pool::RunningPool, wiring::GroupParts};
-use crate::{config::Resolved, fence::Fence, pipeline::ChannelMessage, standby::KnownEpochs};
+use crate::{
+    config::Resolved,
+    fence::Fence,
+    pipeline::ChannelMessage,
+    publish::TakeoverWords,
+    standby::{Board, KnownEpochs},
+};
 
 /// The fence of a group and its epochs, and a bell for its channels.
 #[derive(Clone, Debug)]
@@ -13,6 +28,9 @@ pub struct GroupDesk {
     fence: Arc<Fence>,
     epochs: Arc<KnownEpochs>,
     channels: Vec<GroupChannel>,
+    /// Questions asked of the channels so far.
+    asked: Arc<AtomicU64>,
+    board: Option<Arc<Board>>,
 }
 
 /// Where a channel of the group is processed.
@@ -21,6 +39,7 @@ struct GroupChannel {
     id: ChannelId,
     pool: Arc<dyn RunningPool>,
     index: usize,
+    words: Arc<TakeoverWords>,
 }
 
 impl GroupDesk {
@@ -41,13 +60,51 @@ impl GroupDesk {
         self.channels.iter().map(|channel| channel.id)
     }
 
-    /// The fence has just been opened, or closed: every channel looks at once, instead of with its next packet or
-    /// heartbeat. Call it after each opening.
+    /// The fence has just been opened or closed: every channel looks at once, instead of with its next packet or
+    /// heartbeat. Call it after each opening, and after the closing of a hand-over.
     pub fn fence_moved(&self) {
-        for GroupChannel { pool, index, .. } in &self.channels {
-            // A channel whose inbox is full is at work, and looks by itself.
-            let _at_work = pool.tell(*index, ChannelMessage::FenceMoved);
+        let number = self.asked.fetch_add(1, Relaxed) + 1;
+        for channel in &self.channels {
+            channel.ask(number);
         }
+    }
+
+    /// After the fence was closed and [`Self::fence_moved`] called: where each channel's output ended, once no send is
+    /// outstanding. `None` before; to be asked again.
+    ///
+    /// A channel that is out of service sends heartbeats at most, and stands where it was last known to.
+    #[must_use]
+    pub fn drained(&self) -> Option<BTreeMap<ChannelId, StreamPosition>> {
+        let number = self.asked.load(Relaxed);
+        let mut all_answered = true;
+        for channel in &self.channels {
+            let has_answered = channel.words.looks.get().number >= number;
+            if !has_answered && channel.pool.failed(channel.index).is_none() {
+                all_answered = false;
+                // Its inbox may have been full when it was asked.
+                channel.ask(number);
+            }
+        }
+        all_answered.then(|| self.positions())
+    }
+
+    /// Where each channel's output stands, as far as is known: as sent by this gateway, else as heard of the other.
+    #[must_use]
+    pub fn positions(&self) -> BTreeMap<ChannelId, StreamPosition> {
+        let position = |channel: &GroupChannel| {
+            let board = self.board.as_ref().and_then(|board| board.get(channel.id)).unwrap_or_default();
+            let sent = channel.words.looks.get().position.max(board.published);
+            let heard = board.heard.credible(board.ready);
+            Some((channel.id, sent.max(heard)?))
+        };
+        self.channels.iter().filter_map(position).collect()
+    }
+}
+
+impl GroupChannel {
+    fn ask(&self, number: u64) {
+        // A channel whose inbox is full is at work, and looks by itself; whoever waits for its answer asks again.
+        let _at_work = self.pool.tell(self.index, ChannelMessage::FenceMoved(number));
     }
 }
 
@@ -56,6 +113,8 @@ pub(super) fn desks(
     config: &Resolved,
     groups: &BTreeMap<GroupId, GroupParts>,
     pools: &[PoolOfChannels],
+    words: &BTreeMap<ChannelId, Arc<TakeoverWords>>,
+    board: Option<&Arc<Board>>,
 ) -> BTreeMap<GroupId, GroupDesk> {
     let desk = |(group, parts): (&GroupId, &GroupParts)| {
         let is_of = |id: ChannelId| config.channels.iter().any(|setup| setup.id == id && setup.group == *group);
@@ -63,10 +122,13 @@ pub(super) fn desks(
             .iter()
             .flat_map(|pool| pool.channels.iter().enumerate().map(move |(index, (id, _))| (pool, index, *id)))
             .filter(|(_, _, id)| is_of(*id))
-            .map(|(pool, index, id)| GroupChannel { id, pool: Arc::clone(&pool.pool), index })
+            .map(|(pool, index, id)| {
+                let words = words.get(&id).cloned().unwrap_or_default();
+                GroupChannel { id, pool: Arc::clone(&pool.pool), index, words }
+            })
             .collect();
-        let GroupParts { fence, epochs } = parts;
-        (*group, GroupDesk { fence: Arc::clone(fence), epochs: Arc::clone(epochs), channels })
+        let GroupParts { fence, epochs } = parts.clone();
+        (*group, GroupDesk { fence, epochs, channels, asked: Arc::default(), board: board.cloned() })
     };
     groups.iter().map(desk).collect()
 }

@@ -52,7 +52,7 @@ use crate::{
         stages::stage_exchange,
     },
     pipeline::{COUNTERS, ChannelPipeline, LineSocket, PipelineLocal, PipelineParts, RecoverySocket},
-    publish::{HeardWords, LogSink, Publisher, PublisherConfig},
+    publish::{LogSink, Publisher, PublisherConfig, TakeoverWords},
     retransmit::ServedChannel,
     standby::{KnownEpochs, ListenedChannel, ListenedOutput, Standby, StandbyConfig},
     state_file::StateFile,
@@ -69,6 +69,7 @@ pub(super) struct Wiring<'c> {
     epoch: Epoch,
     groups: BTreeMap<GroupId, GroupParts>,
     listened: Vec<ListenedChannel>,
+    words: BTreeMap<ChannelId, Arc<TakeoverWords>>,
     outputs: Arc<Outputs>,
     numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
     keepers: Vec<KeptLog>,
@@ -122,6 +123,7 @@ impl<'c> Wiring<'c> {
             epoch,
             groups,
             listened: Vec::new(),
+            words: BTreeMap::new(),
             outputs: Outputs::new(outputs),
             // A channel has one numbering at a time and the cold thread comes by every few milliseconds.
             numberings: Arc::new(ArrayQueue::new(4 * config.channels.len().max(1))),
@@ -139,6 +141,10 @@ impl<'c> Wiring<'c> {
 
     pub(super) fn groups(&self) -> &BTreeMap<GroupId, GroupParts> {
         &self.groups
+    }
+
+    pub(super) fn words(&self) -> &BTreeMap<ChannelId, Arc<TakeoverWords>> {
+        &self.words
     }
 
     /// Starts one pool with its channels, if it has any.
@@ -230,8 +236,9 @@ impl<'c> Wiring<'c> {
         // Nobody outside can choose order ids that collide.
         config.books.order_hash_seed = RandomState::new().hash_one(setup.id.0);
 
-        let heard = Arc::new(HeardWords::new());
-        let OpenedLog { sink, directory: log_directory, logged } = self.open_log(setup, output, &heard)?;
+        let words = Arc::new(TakeoverWords::default());
+        self.words.insert(setup.id, Arc::clone(&words));
+        let OpenedLog { sink, directory: log_directory, logged } = self.open_log(setup, output, &words)?;
         config.logged = logged;
         let of_group = self.config.channels.iter().filter(|other| other.group == setup.group).count() as u64;
         let publisher = PublisherConfig {
@@ -243,7 +250,7 @@ impl<'c> Wiring<'c> {
             send_ns_max: SEND_NS_MAX,
             log_directory,
         };
-        let publisher = Publisher::new(publisher, &sink, heard);
+        let publisher = Publisher::new(publisher, &sink, words);
         Ok(ChannelPipeline::new(PipelineParts {
             index,
             channel: Channel::new(config),
@@ -261,10 +268,10 @@ impl<'c> Wiring<'c> {
         &mut self,
         setup: &ChannelSetup,
         output: Option<&OutputConfig>,
-        heard: &Arc<HeardWords>,
+        words: &Arc<TakeoverWords>,
     ) -> Result<OpenedLog, GatewayError> {
         let gateway = &self.config.gateway;
-        let directory = gateway.log_dir.join(setup.id.0.to_string());
+        let directory = log_directory(self.config, setup.id);
         let mut options = LogOptions::new(&directory, setup.id.0);
         options.segment_bytes = usize::try_from(gateway.segment_bytes).unwrap_or(usize::MAX);
         let payload_bytes_max = output.map_or(PAYLOAD_BYTES_MAX, |output| output.payload_bytes_max) - HEADER_BYTES;
@@ -288,7 +295,7 @@ impl<'c> Wiring<'c> {
             keep_from: opened.keeper.keep_from(),
             epochs: Arc::clone(&epochs),
             fence: Arc::clone(&fence),
-            words: Arc::clone(heard),
+            words: Arc::clone(words),
         });
         self.keepers.push(KeptLog::new(opened.keeper, self.registry.register(&setup.name, &LOG_COUNTERS)));
         self.served.push(ServedChannel {
@@ -392,6 +399,11 @@ impl<'c> Wiring<'c> {
         })?;
         Ok((latency, cold))
     }
+}
+
+/// Where a channel's publication log lies.
+pub(super) fn log_directory(config: &Resolved, channel: ChannelId) -> PathBuf {
+    config.gateway.log_dir.join(channel.0.to_string())
 }
 
 /// A channel's publication log, ready to be written.

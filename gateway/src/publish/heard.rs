@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU64, fence};
 
 use mdgw_feeds::{identity::Epoch, published::position::StreamPosition};
+use mdgw_publog::Position;
 
 /// How far another gateway has published a channel. Each position says that everything before it has been published:
 /// one too low repeats what receivers drop, one too high loses it.
@@ -44,6 +45,87 @@ impl Heard {
         Self { on_wire, epoch: Epoch(epoch), confirmed }
     }
 }
+
+/// What the publisher of one channel and the cold threads beside it share.
+#[derive(Debug, Default)]
+pub struct TakeoverWords {
+    /// What was heard: in.
+    pub heard: HeardWords,
+    /// What was sent: out.
+    pub sent: SentWord,
+    /// Where the output stood when the channel looked at the fence last: out.
+    pub looks: LookWords,
+}
+
+/// The last look at the fence that the channel was asked for, and where its output stood then. Written by the holder of
+/// the channel's claim, read by any.
+///
+/// A channel sends nothing while it answers, and under its claim alone. So once it has answered a question that was asked
+/// after the fence had closed, no send of it is outstanding, and none will come.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct LookWords(Slots<4>);
+
+/// An answer: see [`LookWords`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    /// Number of the question; 0 before the first.
+    pub number: u64,
+    /// Everything before it was sent by this gateway, or by those that led before it.
+    pub position: Option<StreamPosition>,
+}
+
+impl LookWords {
+    pub(super) fn set(&self, look: Look) {
+        let [a, b, c] = look.position.map_or([0; 3], StreamPosition::to_words);
+        self.0.set([look.number, a, b, c]);
+    }
+
+    /// The last answer.
+    #[must_use]
+    pub fn get(&self) -> Look {
+        let [number, a, b, c] = self.0.get().unwrap_or_default();
+        Look { number, position: StreamPosition::from_words([a, b, c]) }
+    }
+}
+
+impl Default for LookWords {
+    fn default() -> Self {
+        Self(Slots::new())
+    }
+}
+
+/// How far in its log a gateway that leads has sent on every line, and handed over to the kernel. Written by the holder of
+/// the channel's claim, read by any.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct SentWord(AtomicU64);
+
+impl SentWord {
+    /// Everything before that place is sent.
+    #[inline]
+    pub(super) fn set(&self, place: Position) {
+        // Relaxed: the word says all there is to say.
+        self.0.store(place.segment << OFFSET_BITS | place.offset.min((1 << OFFSET_BITS) - 1), Relaxed);
+    }
+
+    /// Everything before it is sent; `None` before the first opening of the fence.
+    #[must_use]
+    pub fn get(&self) -> Option<Position> {
+        let word = self.0.load(Relaxed);
+        let place = Position { segment: word >> OFFSET_BITS, offset: word & ((1 << OFFSET_BITS) - 1) };
+        (word != 0).then_some(place)
+    }
+}
+
+impl Default for SentWord {
+    fn default() -> Self {
+        Self(AtomicU64::new(0))
+    }
+}
+
+/// A segment has at most 2^34 bytes, and private memory goes on counting behind it.
+const OFFSET_BITS: u32 = 40;
 
 /// One channel's [`Heard`] in shared memory: written by one thread, the one that listens; read by any. Two slots take
 /// turns, so a reader starts anew only if the writer has come round meanwhile.
@@ -146,6 +228,16 @@ mod tests {
     }
 
     #[test]
+    fn the_place_that_was_sent_survives_its_word() {
+        let sent = SentWord::default();
+        assert_eq!(sent.get(), None);
+        for place in [Position { segment: 1, offset: 0 }, Position { segment: 9_999_999, offset: (1 << 40) - 1 }] {
+            sent.set(place);
+            assert_eq!(sent.get(), Some(place));
+        }
+    }
+
+    #[test]
     fn what_lies_beyond_the_own_input_counts_only_when_the_peer_has_told_it() {
         let heard = |on_wire, confirmed| Heard { on_wire, epoch: Epoch(1), confirmed };
         assert_eq!(heard(at(0, 5), None).credible(at(0, 9)), at(0, 5));
@@ -160,7 +252,11 @@ mod tests {
 
 #[cfg(all(test, feature = "loom"))]
 mod model {
-    use loom::{sync::Arc, thread};
+    use loom::{
+        sync::{Arc, Mutex, atomic::AtomicBool},
+        thread,
+    };
+    use mdgw_feeds::time::MonoNs;
 
     use super::*;
 
@@ -178,6 +274,59 @@ mod model {
             writer.join().unwrap();
             assert_eq!(slots.get(), Some([3, 3]));
         });
+    }
+
+    /// What a hand-over is about: the fence, a question in the inbox, the answer; and whether the gateway has said that it
+    /// sends no more.
+    struct HandOver {
+        fence: crate::fence::Fence,
+        inbox: Mutex<Option<u64>>,
+        looks: LookWords,
+        is_over: AtomicBool,
+    }
+
+    /// A channel that sends once, then finds its inbox; a hand-over that says "over" as soon as `is_drained`.
+    fn hand_over(is_drained: fn(&HandOver) -> bool) {
+        loom::model(move || {
+            let shared = Arc::new(HandOver {
+                fence: crate::fence::Fence::closed(),
+                inbox: Mutex::new(None),
+                looks: LookWords::default(),
+                is_over: AtomicBool::new(false),
+            });
+            shared.fence.open(Epoch(1), MonoNs(10));
+            let channel = {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || {
+                    for _ in 0..2 {
+                        if shared.fence.allows(MonoNs(5)) {
+                            assert!(!shared.is_over.load(Acquire), "sent after it was said to be over");
+                        }
+                        let asked = shared.inbox.lock().unwrap().take();
+                        if let Some(number) = asked {
+                            shared.looks.set(Look { number, position: None });
+                        }
+                    }
+                })
+            };
+            shared.fence.close();
+            *shared.inbox.lock().unwrap() = Some(1);
+            if is_drained(&shared) {
+                shared.is_over.store(true, Release);
+            }
+            channel.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn nothing_is_sent_once_the_channel_has_answered() {
+        hand_over(|shared| shared.looks.get().number == 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "sent after it was said to be over")]
+    fn a_hand_over_that_waits_for_no_answer_is_found() {
+        hand_over(|_| true);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use mdgw_feeds::{
 use mdgw_publog::{Entry, LogError, Position, Reader, SessionBytes};
 
 use super::{
-    heard::HeardWords,
+    heard::{Look, TakeoverWords},
     packet::packet_header,
     sink::{LogSink, Numbering, state_frame},
 };
@@ -91,8 +91,8 @@ pub struct Publisher {
     /// Under which the last packet went out.
     epoch: Epoch,
     tail: Option<Tail>,
-    /// What was heard of whoever led before.
-    heard: Arc<HeardWords>,
+    /// What was heard of whoever led before, and how far this one has sent.
+    words: Arc<TakeoverWords>,
     input: InputRate,
     heartbeat_at: MonoNs,
     retry_at: Option<MonoNs>,
@@ -163,12 +163,12 @@ struct Standing {
 }
 
 impl Publisher {
-    /// Begins at the end of the log, unless another gateway was `heard`: what an earlier run left there has been sent.
+    /// Begins at the end of the log, unless `words` tell of another gateway: what an earlier run left there has been sent.
     ///
     /// # Panics
     /// With more than four outputs.
     #[must_use]
-    pub fn new(config: PublisherConfig, log: &LogSink, heard: Arc<HeardWords>) -> Self {
+    pub fn new(config: PublisherConfig, log: &LogSink, words: Arc<TakeoverWords>) -> Self {
         assert!(config.outputs.len() <= LINES_MAX);
         let at = log.writer().end();
         let lines = config.outputs.iter().map(|output| LineCursor { output: *output, at }).collect();
@@ -179,7 +179,7 @@ impl Publisher {
             mode: PublishMode::Closed,
             epoch: Epoch::default(),
             tail: None,
-            heard,
+            words,
             input: InputRate { entries: log.writer().counts().entries, at: now, per_s: 0 },
             heartbeat_at: now,
             retry_at: None,
@@ -264,6 +264,31 @@ impl Publisher {
         }
     }
 
+    /// Answers a question about the fence: what there was to send under it is sent, and nothing is under way.
+    #[cold]
+    pub fn looked(&mut self, number: u64, log: &LogSink) {
+        let position = self.position(log);
+        self.words.looks.set(Look { number, position });
+    }
+
+    /// Everything before it has been sent on every line; `None` before the first opening, or when it can't be told.
+    fn position(&mut self, log: &LogSink) -> Option<StreamPosition> {
+        if self.counts.openings == 0 {
+            return None;
+        }
+        if let Some(tail) = self.tail.as_mut() {
+            return match tail.behind {
+                Some(heard) => Some(heard),
+                None => tail.reader.peek().and_then(|entry| span_of(&entry)).map(|(from, _)| from),
+            };
+        }
+        let sent = self.lines.iter().map(|line| line.at).min()?;
+        match log.writer().pending(sent)?.next() {
+            Some(entry) => span_of(&entry).map(|(from, _)| from),
+            None => log.ready(),
+        }
+    }
+
     /// What the cursor does.
     #[must_use]
     pub fn mode(&self) -> PublishMode {
@@ -289,7 +314,7 @@ impl Publisher {
     #[cold]
     fn open(&mut self, epoch: Epoch, log: &LogSink) -> Option<StreamPosition> {
         self.counts.openings += 1;
-        let heard = self.heard.get();
+        let heard = self.words.heard.get();
         let is_own_turn_later = self.counts.openings > 1 && heard.epoch <= self.epoch;
         self.epoch = epoch;
         self.mode = PublishMode::Tail;
@@ -412,6 +437,7 @@ impl Publisher {
         for line in &mut self.lines {
             line.at = tail.reader.position();
         }
+        self.words.sent.set(tail.reader.position());
         let input_per_s = self.input.measure(log.writer().counts().entries, now);
         let per_s = self.config.tail_packets_per_s.max(input_per_s.saturating_mul(2)).max(1);
         let portion_ns = (whole.max(1) as u64).saturating_mul(NS_PER_S) / per_s;
@@ -468,6 +494,7 @@ impl Publisher {
         self.heartbeat_at = at.plus(self.config.heartbeat_ns);
         if let Some(sent) = self.lines.iter().map(|line| line.at).min() {
             log.writer_mut().release_before(sent);
+            self.words.sent.set(sent);
         }
         Progress::Sent(at)
     }
@@ -535,12 +562,15 @@ impl Standing {
 
 /// Whether an entry says nothing beyond `heard`.
 fn ends_by(entry: &Entry<'_>, heard: StreamPosition) -> bool {
+    // An entry that settles nothing has something to say where it stands.
+    span_of(entry).is_some_and(|(from, until)| until < heard || (until == heard && from < until))
+}
+
+/// From where to where an entry says something.
+fn span_of(entry: &Entry<'_>) -> Option<(StreamPosition, StreamPosition)> {
     let range = (Sequence(entry.first), Sequence(entry.next));
-    Session::from_bytes(entry.session).is_some_and(|session| {
-        let (from, until) = StreamPosition::span_of_body(session, range, entry.payload);
-        // An entry that settles nothing has something to say where it stands.
-        until < heard || (until == heard && from < until)
-    })
+    let session = Session::from_bytes(entry.session)?;
+    Some(StreamPosition::span_of_body(session, range, entry.payload))
 }
 
 /// What one round of sending came to.

@@ -72,7 +72,7 @@ struct World {
     _directory: tempfile::TempDir,
     log: LogSink,
     keeper: Keeper,
-    heard: Arc<HeardWords>,
+    words: Arc<TakeoverWords>,
     publisher: Publisher,
     buffers: SendBuffers,
     io: TestIo,
@@ -123,11 +123,11 @@ impl World {
             send_ns_max: 10_000_000,
             log_directory: directory.path().to_owned(),
         };
-        let heard = Arc::new(HeardWords::new());
-        let publisher = Publisher::new(config, &log, Arc::clone(&heard));
+        let words = Arc::new(TakeoverWords::default());
+        let publisher = Publisher::new(config, &log, Arc::clone(&words));
         let io = TestIo { inner: EpollSet::new().unwrap().thread_io().unwrap(), refuse: 0, after: None };
         let buffers = SendBuffers::new(Outputs::new(outputs));
-        Self { _directory: directory, log, keeper, heard, publisher, buffers, io, receivers }
+        Self { _directory: directory, log, keeper, words, publisher, buffers, io, receivers }
     }
 
     /// Messages `[first, next)` as one datagram each.
@@ -158,7 +158,7 @@ impl World {
     /// Another gateway has been heard to publish what is before that place.
     fn hear(&self, epoch: u64, restart: u32, sequence: u64, part: u16) {
         let position = StreamPosition { session: Session { restart, ..session() }, sequence: Sequence(sequence), part };
-        self.heard.set(Heard { on_wire: Some(position), epoch: Epoch(epoch), confirmed: None });
+        self.words.heard.set(Heard { on_wire: Some(position), epoch: Epoch(epoch), confirmed: None });
     }
 
     fn send(&mut self, fence: &Fence) {
@@ -314,9 +314,12 @@ fn a_takeover_begins_where_the_old_leader_was_heard_last() {
     let mut expected = vec!["2 [2900,2900) h0".to_owned()];
     expected.extend(live(2, 2_900..3_000).iter().map(|text| text.replace(") 1", ") r1")));
     assert_eq!(world.received(0), expected);
+    assert!(world.words.sent.get().unwrap() <= world.log.writer().end());
     world.messages(3_000, 3_002);
+    assert!(world.words.sent.get().unwrap() < world.log.writer().end(), "committed isn't sent");
     world.send(&Fence::stand_alone(Epoch(2)));
     assert_eq!(world.received(0), live(2, 3_000..3_002));
+    assert_eq!(world.words.sent.get(), Some(world.log.writer().end()));
 }
 
 #[test]
@@ -358,7 +361,7 @@ fn whoever_is_behind_says_nothing_new_until_it_has_caught_up() {
     world.log.session(session(), Sequence(1));
     world.messages(1, 4);
     let confirmed = Some(StreamPosition::at(session(), Sequence(6)));
-    world.heard.set(Heard { on_wire: None, epoch: Epoch(1), confirmed });
+    world.words.heard.set(Heard { on_wire: None, epoch: Epoch(1), confirmed });
     world.send(&fence);
     assert_eq!(world.received(0), ["2 [6,6) h0"]);
     world.messages(4, 5);

@@ -1,12 +1,15 @@
 //! The own publication log, followed: how far this gateway is.
 
-use std::{collections::VecDeque, path::Path};
+use std::{collections::VecDeque, path::Path, sync::Arc};
 
 use mdgw_feeds::{
     identity::{ChannelId, Sequence, Session},
-    published::position::StreamPosition,
+    published::{packet::Frames, position::StreamPosition},
 };
 use mdgw_publog::{KeepFrom, LogError, Position, Reader};
+
+use super::windows::{Passed, WindowHasher};
+use crate::{pair_link::message::WindowHash, publish::TakeoverWords};
 
 /// Follows one channel's log from its end on.
 #[derive(Debug)]
@@ -16,6 +19,11 @@ pub(super) struct LogFollower {
     keep_from: KeepFrom,
     /// Where segments begin that were come to, oldest first.
     segments: VecDeque<(StreamPosition, Position)>,
+    words: Arc<TakeoverWords>,
+    published: Option<StreamPosition>,
+    /// Where entries end that have not been sent yet, in the log and in the stream, while this gateway leads.
+    unsent: VecDeque<(Position, StreamPosition)>,
+    hasher: WindowHasher,
 }
 
 impl LogFollower {
@@ -25,20 +33,49 @@ impl LogFollower {
         channel: ChannelId,
         ready: Option<StreamPosition>,
         keep_from: KeepFrom,
+        words: Arc<TakeoverWords>,
     ) -> Result<Self, LogError> {
         let mut reader = Reader::open(directory, channel.0)?;
         reader.seek_end()?;
-        Ok(Self { reader, ready, keep_from, segments: VecDeque::new() })
+        let (segments, unsent) = (VecDeque::new(), VecDeque::new());
+        let hasher = WindowHasher::new(channel);
+        Ok(Self { reader, ready, keep_from, segments, words, published: None, unsent, hasher })
     }
 
-    /// Reads on, some entries at most. Whether there may be more.
-    pub(super) fn follow(&mut self) -> bool {
+    /// Reads on, some entries at most. Whether there may be more. Windows that are complete go to `done`.
+    pub(super) fn follow(&mut self, is_leading: bool, done: &mut impl FnMut(WindowHash)) -> bool {
+        let more = self.read_on(is_leading, done);
+        if is_leading {
+            let sent = self.words.sent.get();
+            let is_sent = |(end, _): &(Position, StreamPosition)| sent.is_some_and(|sent| *end <= sent);
+            let count = self.unsent.iter().take_while(|entry| is_sent(entry)).count();
+            self.published = self.unsent.drain(..count).next_back().map(|(_, until)| until).or(self.published);
+        } else {
+            self.unsent.clear();
+            self.published = None;
+        }
+        more
+    }
+
+    /// How far this gateway has published, while it leads and the tail is through.
+    pub(super) fn published(&self) -> Option<StreamPosition> {
+        self.published
+    }
+
+    fn read_on(&mut self, is_leading: bool, done: &mut impl FnMut(WindowHash)) -> bool {
         for _ in 0..ENTRIES_PER_TURN {
             let Some(entry) = self.reader.next() else { return false };
             let Some(session) = Session::from_bytes(entry.session) else { continue };
             let range = (Sequence(entry.first), Sequence(entry.next));
             let (from, until) = StreamPosition::span_of_body(session, range, entry.payload);
             self.ready = self.ready.max(Some(until));
+            if is_leading && self.unsent.len() < UNSENT_MAX {
+                self.unsent.push_back((entry.end, until));
+            }
+            for (header, body) in Frames::of_body(entry.payload) {
+                self.hasher.pass(session, Passed::Frame(header, body), done);
+            }
+            self.hasher.pass(session, Passed::Settled(range.1), done);
             if self.segments.back().is_none_or(|(_, begin)| begin.segment < entry.position.segment) {
                 self.segments.push_back((from, entry.position));
             }
@@ -68,6 +105,8 @@ impl LogFollower {
 
 /// So many, then the sockets have their turn.
 const ENTRIES_PER_TURN: usize = 4_096;
+/// Longer than the longest tail; beyond it the position is told late.
+const UNSENT_MAX: usize = 1 << 20;
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
@@ -100,8 +139,10 @@ mod tests {
         let mut log = LogSink::new(writer);
         log.begin(NOW);
         log.session(session(), Sequence(1));
-        let mut follower = LogFollower::new(directory.path(), ChannelId(3), None, keeper.keep_from()).unwrap();
-        assert!(!follower.follow() && follower.ready().is_none());
+        let mut follower =
+            LogFollower::new(directory.path(), ChannelId(3), None, keeper.keep_from(), Arc::default()).unwrap();
+        let mut windows = Vec::new();
+        assert!(!follower.follow(false, &mut |window| windows.push(window.first.0)) && follower.ready().is_none());
         let mut write = |keeper: &mut mdgw_publog::Keeper, range: std::ops::Range<u64>| {
             for sequence in range {
                 keeper.turn(NOW.0);
@@ -125,11 +166,11 @@ mod tests {
             reader.next().map(|entry| entry.first).unwrap()
         };
         write(&mut keeper, 1..10);
-        follower.follow();
+        follower.follow(false, &mut |window| windows.push(window.first.0));
         follower.keep_from(heard(5));
         for first in (10..3_000).step_by(100) {
             write(&mut keeper, first..first + 100);
-            follower.follow();
+            follower.follow(false, &mut |window| windows.push(window.first.0));
             follower.keep_from(heard(5));
         }
         assert_eq!(follower.ready(), heard(3_010));
@@ -139,5 +180,6 @@ mod tests {
         assert!(oldest() > 5 && oldest() <= 2_900, "{}", oldest());
         follower.keep_from(None);
         assert_eq!(follower.segments.len(), 1);
+        assert_eq!(windows, [1_024], "the first window's beginning counts as not seen");
     }
 }

@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
     drop_reason::{DropCounts, DropReason},
     identity::{ChannelId, Epoch, GroupId, Line},
@@ -29,7 +30,8 @@ use super::{epochs::KnownEpochs, follower::LogFollower, tracker::HeardTracker};
 use crate::{
     fence::Fence,
     net::sockets::{Interface, Membership, ReceiveOptions, ReceiveSocket, SocketError, open_receive},
-    publish::{Heard, HeardWords},
+    pair_link::message::WindowHash,
+    publish::{Heard, TakeoverWords},
     sys::{clock::mono_now, poll},
 };
 
@@ -75,13 +77,17 @@ pub struct ListenedChannel {
     pub epochs: Arc<KnownEpochs>,
     /// Of its group.
     pub fence: Arc<Fence>,
-    /// Where the publisher finds what was heard.
-    pub words: Arc<HeardWords>,
+    /// Where the publisher finds what was heard, and tells what it has sent.
+    pub words: Arc<TakeoverWords>,
 }
 
 /// What cold threads know of the channels, for each other.
-#[derive(Debug, Default)]
-pub struct Board(Mutex<BTreeMap<ChannelId, ChannelBoard>>);
+#[derive(Debug)]
+pub struct Board {
+    channels: Mutex<BTreeMap<ChannelId, ChannelBoard>>,
+    /// Windows of the own log that are complete.
+    windows: ArrayQueue<WindowHash>,
+}
 
 /// One channel on the [`Board`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,6 +96,8 @@ pub struct ChannelBoard {
     pub group: GroupId,
     /// How far the own log has come.
     pub ready: Option<StreamPosition>,
+    /// How far this gateway has published, while it leads and has worked off the tail.
+    pub published: Option<StreamPosition>,
     /// What was heard of the other gateway's output.
     pub heard: Heard,
     /// Packets of the other gateway's output, on all lines.
@@ -121,7 +129,19 @@ impl Board {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<ChannelId, ChannelBoard>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The oldest window that nobody has taken yet.
+    #[must_use]
+    pub fn take_window(&self) -> Option<WindowHash> {
+        self.windows.pop()
+    }
+}
+
+impl Default for Board {
+    fn default() -> Self {
+        Self { channels: Mutex::default(), windows: ArrayQueue::new(WINDOWS_MAX) }
     }
 }
 
@@ -161,7 +181,7 @@ impl Standby {
         let mut channels = Vec::with_capacity(config.channels.len());
         for listened in config.channels {
             let ListenedChannel { group, channel, log_directory, logged, keep_from, epochs, fence, words } = listened;
-            let follower = LogFollower::new(&log_directory, channel, logged, keep_from)?;
+            let follower = LogFollower::new(&log_directory, channel, logged, keep_from, Arc::clone(&words))?;
             let mut tracker = HeardTracker::new(config.hole_ns_max);
             if let Some(logged) = logged {
                 tracker.set_ready(logged, mono_now());
@@ -254,7 +274,7 @@ struct Channel {
     tracker: HeardTracker,
     epochs: Arc<KnownEpochs>,
     fence: Arc<Fence>,
-    words: Arc<HeardWords>,
+    words: Arc<TakeoverWords>,
     board: ChannelBoard,
 }
 
@@ -289,7 +309,7 @@ impl Listener {
         let mut more = false;
         // The own log first: it says what may be believed.
         for channel in &mut self.channels {
-            more |= channel.follow(now);
+            more |= channel.follow(now, &self.board);
         }
         let mut datagram = [0; PACKET_BYTES_MAX_OF_ANY];
         for index in 0..self.sockets.len() {
@@ -344,8 +364,9 @@ impl Listener {
 }
 
 impl Channel {
-    fn follow(&mut self, now: MonoNs) -> bool {
-        let more = self.follower.follow();
+    fn follow(&mut self, now: MonoNs, board: &Board) -> bool {
+        // One that nobody takes gives way: it is compared or it isn't.
+        let more = self.follower.follow(self.fence.allows(now), &mut |window| _ = board.windows.force_push(window));
         if let Some(ready) = self.follower.ready() {
             self.tracker.set_ready(ready, now);
         }
@@ -356,6 +377,7 @@ impl Channel {
     fn settle(&mut self, now: MonoNs, board: &Board) {
         self.tracker.on_time(now);
         self.board.ready = self.follower.ready();
+        self.board.published = self.follower.published();
         let mut all = board.lock();
         let shared = all.entry(self.id).or_insert(self.board);
         let heard = Heard {
@@ -366,7 +388,7 @@ impl Channel {
         };
         if heard != self.board.heard {
             self.board.heard = heard;
-            self.words.set(heard);
+            self.words.heard.set(heard);
         }
         let is_leading = self.fence.allows(now);
         self.follower.keep_from(heard.credible(self.board.ready).filter(|_| !is_leading));
@@ -382,6 +404,8 @@ fn node_of(epoch: Epoch) -> u8 {
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(1);
 /// Datagrams of one socket, then the others have their turn.
 const QUOTA: usize = 256;
+/// Complete windows that wait to be compared.
+const WINDOWS_MAX: usize = 1_024;
 /// Outputs of any configured size.
 const PACKET_BYTES_MAX_OF_ANY: usize = 65_536;
 const _: () = assert!(PACKET_BYTES_MAX <= PACKET_BYTES_MAX_OF_ANY);

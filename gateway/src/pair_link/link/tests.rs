@@ -1,0 +1,108 @@
+//! Two links over loopback.
+
+use std::{
+    net::Ipv4Addr,
+    time::{Duration, Instant},
+};
+
+use mdgw_feeds::identity::Epoch;
+
+use super::*;
+use crate::election::{
+    identity::{Incarnation, NodeId},
+    peer::{DeathNotice, PeerMessage, Question},
+};
+
+fn free_address() -> SocketAddrV4 {
+    let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    match socket.local_addr().unwrap() {
+        SocketAddr::V4(address) => address,
+        SocketAddr::V6(_) => unreachable!(),
+    }
+}
+
+fn start(node: u8, listen: SocketAddrV4, peer: SocketAddrV4, key: u8) -> (PairLink, Arc<KnownEpochs>) {
+    let epochs = Arc::new(KnownEpochs::new(Epoch::new(node.into(), node), 1));
+    let ends = PairEnds { listen, peer, key: SharedKey::new(&[key; 32]), period_ns: 5_000_000 };
+    let parts =
+        PairParts { board: Arc::default(), epochs: [(GroupId(1), Arc::clone(&epochs))].into(), logs: BTreeMap::new() };
+    (PairLink::start(PairLinkConfig { node, ends }, parts).unwrap(), epochs)
+}
+
+fn wait_until(what: &str, mut is_there: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_there() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn notice(incarnation: u64) -> DeathNotice {
+    DeathNotice { holder: NodeId(2), incarnation: Incarnation(incarnation), epoch: Epoch::new(5, 2) }
+}
+
+#[test]
+fn messages_come_once_though_they_go_by_several_ways_and_a_link_comes_back() {
+    let (a, b) = (free_address(), free_address());
+    let (first, _) = start(1, a, b, 7);
+    let (second, _) = start(2, b, a, 7);
+    wait_until("they meet", || first.desk().peer_node() == Some(2) && second.desk().peer_node() == Some(1));
+    let question =
+        Question { asker: NodeId(1), incarnation: Incarnation(1), epoch: Epoch::new(5, 1), nonce: 9, lease_ns: 1 };
+    for nonce in 0..50 {
+        let message = PeerMessage::PromiseAsk(Question { nonce, ..question });
+        assert!(first.desk().send_election(&message));
+    }
+    assert!(first.desk().send_death(&notice(1)));
+    for nonce in 0..50 {
+        let mut came = None;
+        wait_until("it comes", || {
+            came = second.desk().take_election();
+            came.is_some()
+        });
+        // A datagram may overtake the connection, so only what came is certain, not the order.
+        assert!(matches!(came, Some(PeerMessage::PromiseAsk(_))), "{nonce}");
+    }
+    let mut death = None;
+    wait_until("the death is told", || {
+        death = second.desk().take_death();
+        death.is_some()
+    });
+    assert_eq!(death, Some(notice(1)));
+    assert_eq!((second.desk().take_election(), second.desk().take_death()), (None, None));
+    assert!(second.desk().counts().datagrams > 0, "{:?}", second.desk().counts());
+    drop(second);
+    wait_until("it is gone", || first.desk().peer_node().is_none());
+    let (second, _) = start(2, b, a, 7);
+    wait_until("they meet again", || first.desk().peer_node() == Some(2) && second.desk().peer_node() == Some(1));
+    assert!(second.desk().send_death(&notice(2)));
+    wait_until("it is heard", || first.desk().take_death() == Some(notice(2)));
+}
+
+#[test]
+fn whoever_lacks_the_key_neither_meets_nor_cuts_the_link() {
+    let (a, b) = (free_address(), free_address());
+    let (first, _) = start(1, a, b, 7);
+    let (second, _) = start(2, b, a, 7);
+    wait_until("they meet", || first.desk().peer_node() == Some(2) && second.desk().peer_node() == Some(1));
+    let connections = first.desk().counts().connections;
+    // One with another key, one that says nothing it should, one that says nothing at all.
+    let (_stranger, _) = start(3, free_address(), a, 8);
+    let mut noise = TcpStream::connect(a).unwrap();
+    noise.write_all(&[0x55; 4_096]).unwrap();
+    let _silent = TcpStream::connect(a).unwrap();
+    UdpSocket::bind("127.0.0.1:0").unwrap().send_to(&[1; 100], a).unwrap();
+    wait_until("they are refused", || first.desk().counts().refused >= 2);
+    assert!(first.desk().send_death(&notice(3)));
+    wait_until("the link still carries", || second.desk().take_death() == Some(notice(3)));
+    assert_eq!(first.desk().counts().connections, connections);
+}
+
+#[test]
+fn one_address_for_both_ends_is_refused() {
+    let address = free_address();
+    let ends = PairEnds { listen: address, peer: address, key: SharedKey::new(&[7; 32]), period_ns: 1 };
+    let parts = PairParts { board: Arc::default(), epochs: BTreeMap::new(), logs: BTreeMap::new() };
+    let refused = PairLink::start(PairLinkConfig { node: 1, ends }, parts).unwrap_err();
+    assert!(matches!(refused, PairLinkError::OneAddress(_)));
+}
