@@ -15,11 +15,12 @@ impl Permits {
         Self { available: Futex::new(0) }
     }
 
-    /// Sleeps until there is a permit, and takes it.
-    pub(super) fn take(&self) {
+    /// Sleeps until there is a permit, and takes it. `on_sleep` is called before each sleep.
+    pub(super) fn take(&self, on_sleep: impl Fn()) {
         let mut available = self.available.load(Relaxed);
         loop {
             if available == 0 {
+                on_sleep();
                 self.available.wait(0);
                 available = self.available.load(Relaxed);
                 continue;

@@ -116,6 +116,12 @@ impl<S: HandleSet + 'static, H: ChannelHandler> Dispatch<S, H> for Pool<S, H> {
 }
 
 impl<S: HandleSet + 'static, H: ChannelHandler> Pool<S, H> {
+    /// What each thread has done, in the order of their numbers.
+    #[cfg(test)]
+    pub(super) fn thread_counts(&self) -> Vec<super::roles::Counts> {
+        self.shared.gauges.iter().map(ThreadGauges::counts).collect()
+    }
+
     fn stop_and_join(&mut self) {
         self.shared.stop();
         for thread in self.threads.drain(..) {

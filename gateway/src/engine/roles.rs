@@ -110,6 +110,8 @@ counters! {
     saturation_ns,
     /// Blocking waits that brought nothing.
     waits_in_vain,
+    /// Times a follower went to sleep.
+    sleeps,
     /// Followers that were woken and found another thread leading.
     wakes_in_vain,
     /// Times the timer went off.
@@ -156,6 +158,14 @@ const PROCESSING: u8 = Role::Processing as u8;
 impl ThreadGauges {
     pub(super) fn set_role(&self, role: Role) {
         self.role.store(role as u8, Relaxed);
+    }
+
+    /// What this thread alone has done.
+    #[cfg(test)]
+    pub(super) fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        self.add_to(&mut counts);
+        counts
     }
 
     pub(super) fn record_processing(&self, ns: u64) {

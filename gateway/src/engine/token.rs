@@ -129,8 +129,7 @@ impl Token {
                 }
                 Entered::Sleeps => {}
             }
-            on_role(Role::Parked);
-            self.sleep.permits.take();
+            self.sleep.permits.take(|| on_role(Role::Parked));
             match self.try_take() {
                 Take::Held => in_vain(),
                 done => return done,

@@ -405,7 +405,13 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
         };
         let waiting = Waiting { may_spin: settings.follower_may_spin, keep_spinning };
         let gauges = self.gauges;
-        self.shared.token.follow(waiting, |role| gauges.set_role(role), || gauges.wakes_in_vain.add(1))
+        let on_role = |role| {
+            gauges.set_role(role);
+            if role == Role::Parked {
+                gauges.sleeps.add(1);
+            }
+        };
+        self.shared.token.follow(waiting, on_role, || gauges.wakes_in_vain.add(1))
     }
 
     fn end_saturation(&mut self) {

@@ -14,7 +14,7 @@ use std::{
 
 use mdgw_feeds::{identity::Line, time::MonoNs};
 
-pub(in crate::net) use self::ready::{EVENTS_MAX, ReadySet, Signals, event_of};
+pub(in crate::net) use self::ready::{EVENTS_MAX, ReadySet, Signals, event_of, no_events};
 use super::{
     batch::{ReceiveBatch, SendBatch},
     handle_set::{Event, Handle, HandleSet, LineSet, ThreadIo, Wait},
@@ -40,7 +40,7 @@ impl HandleSet for EpollSet {
     type Io = EpollIo;
 
     fn thread_io(&self) -> io::Result<EpollIo> {
-        Ok(EpollIo { ready: Arc::clone(&self.ready), events: ready::no_events() })
+        Ok(EpollIo { ready: Arc::clone(&self.ready), events: no_events() })
     }
 
     fn add(&self, socket: BorrowedFd<'_>, handle: Handle) -> io::Result<()> {

@@ -9,6 +9,8 @@
 
 mod buffers;
 mod multishot;
+#[cfg(test)]
+mod shared;
 mod submission;
 
 use std::{
@@ -22,6 +24,8 @@ use io_uring::{opcode, types};
 use mdgw_feeds::{identity::Line, time::MonoNs};
 
 pub use self::multishot::{MultishotIo, MultishotSet};
+#[cfg(test)]
+pub(crate) use self::shared::SharedRingSet;
 use self::submission::{Request, Ring};
 use super::{
     batch::{PACKETS_MAX, ReceiveBatch, SendBatch, memory::Fixed},
