@@ -49,33 +49,34 @@ const TARGETS: [(&str, f64); 1] = [(LOG, 1.0)];
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let day = Day::load(options)?;
-    let directory = tempfile::Builder::new().prefix("mdgw-bench-line").tempdir_in("/dev/shm")?;
-    let capture = directory.path().join("both-lines.pcap");
-    write_capture(&day, &capture).with_context(|| format!("write {}", capture.display()))?;
+    with_capture(&day, |directory, capture| compare(&day, directory, capture, options))
+}
+
+fn compare(day: &Day, directory: &Path, capture: &Path, options: &Options) -> Result<()> {
     let mut rounds = Rounds::new(&NAMES, day.message_count);
     let mut channel = Channel::new(config(SchemaSet::default()));
     let mut records = 0;
     for _ in 0..options.rounds {
         let mut reference = ReferenceBooks::new();
-        rounds.time(REFERENCE, || run_reference(&mut reference, &day));
+        rounds.time(REFERENCE, || run_reference(&mut reference, day));
         ensure!(reference.faults == 0, "the reference found faults in a valid day");
         drop(reference);
-        let datagrams = rounds.time(READ, || walk(&capture, |_, _| {}))?;
+        let datagrams = rounds.time(READ, || walk(capture, |_, _| {}))?;
         ensure!(datagrams == 2 * day.packet_ends.len() as u64, "each packet comes on two lines");
-        let messages = rounds.time(ARBITRATE, || arbitrate(&capture))?;
+        let messages = rounds.time(ARBITRATE, || arbitrate(capture))?;
         ensure!(messages == day.message_count, "arbitration lets each message through once");
         for (name, schemas) in [(BOOK, SchemaSet(0)), (NORMALISE, SchemaSet::default_for(Feed::NasdaqItch))] {
             // Memory is touched before the session, as the gateway does it.
             channel = Channel::new(config(schemas));
-            rounds.time(name, || carry(&capture, &mut channel, &mut Discard))?;
-            check(name, &channel, &day)?;
+            rounds.time(name, || carry(capture, &mut channel, &mut Discard))?;
+            check(name, &channel, day)?;
         }
-        let (written, log) = with_log(directory.path(), |sink| {
+        let (written, log) = with_log(directory, |sink| {
             channel = Channel::new(config(SchemaSet::default_for(Feed::NasdaqItch)));
-            rounds.time(LOG, || carry(&capture, &mut channel, sink))
+            rounds.time(LOG, || carry(capture, &mut channel, sink))
         })?;
         written?;
-        check(LOG, &channel, &day)?;
+        check(LOG, &channel, day)?;
         ensure!(log == channel.counters().records, "{log} records logged of {}", channel.counters().records);
         records = log;
     }
@@ -105,6 +106,30 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         before = until;
     }
     Ok(())
+}
+
+/// Arbitration of both lines, once; the messages that it let through.
+pub(crate) fn arbitrate_day(day: &Day) -> Result<u64> {
+    with_capture(day, |_, capture| arbitrate(capture))
+}
+
+/// The whole line, once, into a publication log; the records that it wrote.
+pub(crate) fn carry_day(day: &Day) -> Result<u64> {
+    with_capture(day, |directory, capture| {
+        let mut channel = Channel::new(config(SchemaSet::default_for(Feed::NasdaqItch)));
+        let (carried, records) = with_log(directory, |sink| carry(capture, &mut channel, sink))?;
+        carried?;
+        check(LOG, &channel, day)?;
+        Ok(records)
+    })
+}
+
+/// Runs with a capture of both lines.
+fn with_capture<T>(day: &Day, run: impl FnOnce(&Path, &Path) -> Result<T>) -> Result<T> {
+    let directory = tempfile::Builder::new().prefix("mdgw-bench-line").tempdir_in("/dev/shm")?;
+    let capture = directory.path().join("both-lines.pcap");
+    write_capture(day, &capture).with_context(|| format!("write {}", capture.display()))?;
+    run(directory.path(), &capture)
 }
 
 fn config(schemas: SchemaSet) -> ChannelConfig {

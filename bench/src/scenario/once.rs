@@ -7,7 +7,7 @@ use mdgw_feeds::book::{
     store::{HashStore, WindowStore},
 };
 
-use super::{book, decode};
+use super::{book, decode, line};
 use crate::{Options, hop, input::Day, reference::ReferenceBooks};
 
 /// What can be run once.
@@ -20,6 +20,8 @@ pub(crate) enum Variant {
     HashAhead,
     Window,
     WindowAhead,
+    Arbitrate,
+    Line,
 }
 
 pub(crate) fn run(variant: Variant, options: &Options) -> Result<()> {
@@ -32,6 +34,8 @@ pub(crate) fn run(variant: Variant, options: &Options) -> Result<()> {
         Variant::HashAhead => book::run_ahead(&mut OrderBooks::<HashStore>::new(book::LIMITS), &day),
         Variant::Window => book::run_plain(&mut OrderBooks::<WindowStore>::new(book::LIMITS), &day),
         Variant::WindowAhead => book::run_ahead(&mut OrderBooks::<WindowStore>::new(book::LIMITS), &day),
+        Variant::Arbitrate => line::arbitrate_day(&day)?,
+        Variant::Line => line::carry_day(&day)?,
     };
     println!("{} messages, {result:x}", day.message_count);
     Ok(())
