@@ -81,6 +81,18 @@ pub trait Transport {
     fn next_message<'a>(block: &mut &'a [u8]) -> Option<&'a [u8]>;
 }
 
+/// Writing end: a message behind its length, in the order of bytes that `length` makes. `false`, and nothing added, when
+/// the packet would grow beyond `packet_bytes_max`.
+fn push_message(packet: &mut Vec<u8>, packet_bytes_max: usize, length: fn(u16) -> [u8; 2], message: &[u8]) -> bool {
+    let Ok(message_bytes) = u16::try_from(message.len()) else { return false };
+    if packet.len() + 2 + message.len() > packet_bytes_max {
+        return false;
+    }
+    packet.extend_from_slice(&length(message_bytes));
+    packet.extend_from_slice(message);
+    true
+}
+
 /// What can be told of a feed from one of its datagrams alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Recognised {

@@ -17,6 +17,10 @@ use expect_test::Expect;
 
 use self::{input::Stream, shown::Seen};
 use super::*;
+use crate::{
+    arbiter::ArbiterConfig, book::BookLimits, drop_reason::DropReason, frame::FrameKind, identity::ChannelId,
+    time::TradingDate,
+};
 
 /// A channel and all that came out of it.
 struct World {

@@ -155,6 +155,24 @@ impl Shown {
     }
 }
 
+/// A record of what happened at a price: the fields that trades and market by price share, in one place.
+macro_rules! by_price {
+    ($subject:expr, $what:expr, $record:ident: $rtype:expr, $($field:ident: $value:expr),+) => {
+        $record {
+            hd: $subject.header::<$record>($rtype),
+            price: $what.price_e9,
+            size: $what.size,
+            action: $what.action as c_char,
+            side: side_char($what.side),
+            flags: FlagSet::new($what.flags),
+            ts_recv: UNDEF_TIMESTAMP,
+            ts_in_delta: 0,
+            sequence: $subject.sequence,
+            $($field: $value),+
+        }
+    };
+}
+
 impl Subject {
     /// Market by order.
     #[must_use]
@@ -177,54 +195,19 @@ impl Subject {
     /// A trade.
     #[must_use]
     pub fn trade(&self, what: &Happening) -> TradeMsg {
-        TradeMsg {
-            hd: self.header::<TradeMsg>(rtype::MBP_0),
-            price: what.price_e9,
-            size: what.size,
-            action: what.action as c_char,
-            side: side_char(what.side),
-            flags: FlagSet::new(what.flags),
-            depth: 0,
-            ts_recv: UNDEF_TIMESTAMP,
-            ts_in_delta: 0,
-            sequence: self.sequence,
-        }
+        by_price!(self, what, TradeMsg: rtype::MBP_0, depth: 0)
     }
 
     /// The best level, and what happened to it.
     #[must_use]
     pub fn mbp_1(&self, what: &Happening, top: BidAskPair) -> Mbp1Msg {
-        Mbp1Msg {
-            hd: self.header::<Mbp1Msg>(rtype::MBP_1),
-            price: what.price_e9,
-            size: what.size,
-            action: what.action as c_char,
-            side: side_char(what.side),
-            flags: FlagSet::new(what.flags),
-            depth: depth_byte(what.depth),
-            ts_recv: UNDEF_TIMESTAMP,
-            ts_in_delta: 0,
-            sequence: self.sequence,
-            levels: [top],
-        }
+        by_price!(self, what, Mbp1Msg: rtype::MBP_1, depth: depth_byte(what.depth), levels: [top])
     }
 
     /// Ten levels, and what happened to them.
     #[must_use]
     pub fn mbp_10(&self, what: &Happening, shown: Shown) -> Mbp10Msg {
-        Mbp10Msg {
-            hd: self.header::<Mbp10Msg>(rtype::MBP_10),
-            price: what.price_e9,
-            size: what.size,
-            action: what.action as c_char,
-            side: side_char(what.side),
-            flags: FlagSet::new(what.flags),
-            depth: depth_byte(what.depth),
-            ts_recv: UNDEF_TIMESTAMP,
-            ts_in_delta: 0,
-            sequence: self.sequence,
-            levels: shown.0,
-        }
+        by_price!(self, what, Mbp10Msg: rtype::MBP_10, depth: depth_byte(what.depth), levels: shown.0)
     }
 
     /// Trading status, with everything left unsaid.

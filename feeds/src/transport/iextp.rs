@@ -17,7 +17,7 @@ use zerocopy::{
     little_endian::{I64, U16, U32, U64},
 };
 
-use super::{Packet, PacketKind, Transport, VenueSession};
+use super::{Packet, PacketKind, Transport, VenueSession, push_message};
 use crate::{drop_reason::DropReason, identity::Sequence, time::UnixNs, venue::wire::wire_struct};
 
 /// Reading end of IEX-TP for the message protocols of `P`.
@@ -179,14 +179,9 @@ impl<'a> PacketWriter<'a> {
 
     /// Adds a message. `false`, and nothing added, when it doesn't fit this segment any more.
     pub fn push(&mut self, message: &[u8]) -> bool {
-        let Ok(length) = u16::try_from(message.len()) else { return false };
-        if self.out.len() + 2 + message.len() > self.payload_bytes_max || self.count == u16::MAX {
-            return false;
-        }
-        self.out.extend_from_slice(&length.to_le_bytes());
-        self.out.extend_from_slice(message);
-        self.count += 1;
-        true
+        let is_in = self.count < u16::MAX && push_message(self.out, self.payload_bytes_max, u16::to_le_bytes, message);
+        self.count += u16::from(is_in);
+        is_in
     }
 
     /// Ends the segment; how many messages are in it. One without messages is a heartbeat.

@@ -12,7 +12,7 @@ use zerocopy::{
     big_endian::{U16, U64},
 };
 
-use super::{Packet, PacketKind, Transport, VenueSession};
+use super::{Packet, PacketKind, Transport, VenueSession, push_message};
 use crate::{drop_reason::DropReason, identity::Sequence, venue::wire::wire_struct};
 
 /// Reading end of MoldUDP64.
@@ -164,14 +164,9 @@ impl<'a> PacketWriter<'a> {
 
     /// Adds a message. `false`, and nothing added, when it doesn't fit this packet any more.
     pub fn push(&mut self, message: &[u8]) -> bool {
-        let Ok(length) = u16::try_from(message.len()) else { return false };
-        if self.out.len() + 2 + message.len() > self.payload_bytes_max || self.count == COUNT_MAX {
-            return false;
-        }
-        self.out.extend_from_slice(&length.to_be_bytes());
-        self.out.extend_from_slice(message);
-        self.count += 1;
-        true
+        let is_in = self.count < COUNT_MAX && push_message(self.out, self.payload_bytes_max, u16::to_be_bytes, message);
+        self.count += u16::from(is_in);
+        is_in
     }
 
     /// Ends the packet; how many messages are in it. One without messages is a heartbeat.

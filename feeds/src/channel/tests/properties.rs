@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use dbn::enums::rtype;
 use proptest::{prelude::*, sample::Index};
 
 use super::{

@@ -1,6 +1,7 @@
 //! Sessions, gaps, states: what a channel says besides its messages.
 
 use expect_test::expect;
+use zerocopy::IntoBytes as _;
 
 use super::{input::*, *};
 use crate::venue::iex::admin::SystemEvent;

@@ -1,6 +1,7 @@
 //! IEX TOPS 1.6, row by row; and the administrative messages that TOPS and DEEP share.
 
 use expect_test::expect;
+use zerocopy::IntoBytes as _;
 
 use super::{input::*, *};
 use crate::{

@@ -1,0 +1,71 @@
+//! How a channel is set up.
+
+use super::{Numbering, SchemaSet};
+use crate::{
+    arbiter::ArbiterConfig,
+    book::BookLimits,
+    edge::TsRecv,
+    identity::{ChannelId, Feed, Sequence, Session},
+    time::TradingDate,
+};
+
+/// How a channel is set up.
+#[derive(Clone, Debug)]
+pub struct ChannelConfig {
+    /// Number in published packets.
+    pub id: ChannelId,
+    /// What it decodes.
+    pub feed: Feed,
+    /// What it publishes.
+    pub schemas: SchemaSet,
+    /// Trading date, where it is not to be taken from the input.
+    pub date: Option<TradingDate>,
+    /// Lines, window, gap timer, recovery.
+    pub arbiter: ArbiterConfig,
+    /// How much the books may hold.
+    pub books: BookLimits,
+    /// How orders are found by their id.
+    pub order_store: OrderStoreKind,
+    /// Numbers of instruments whose symbols collide (symbol, number); for venues that give none.
+    pub instrument_numbers: Vec<(String, u32)>,
+    /// Take packets that nobody numbered in the order in which they come. For files of messages that were wrapped into
+    /// packets without a session; on a wire such packets are refused.
+    pub accept_unsequenced: bool,
+    /// Whether frames carry their receive times.
+    pub ts_recv: TsRecv,
+    /// The numbering that was current when the gateway last ran.
+    pub resume: Option<Numbering>,
+    /// How far the publication log had got when the gateway last ran: a session and the next sequence.
+    pub logged: Option<(Session, Sequence)>,
+}
+
+/// How orders are found by their id.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OrderStoreKind {
+    /// Any 64-bit id: open addressing.
+    #[default]
+    Hash,
+    /// An array for the young orders before the hash: for venues that number their orders densely.
+    Window,
+}
+
+impl ChannelConfig {
+    /// With the defaults of its feed.
+    #[must_use]
+    pub fn new(id: ChannelId, feed: Feed) -> Self {
+        Self {
+            id,
+            feed,
+            schemas: SchemaSet::default_for(feed),
+            date: None,
+            arbiter: ArbiterConfig::default(),
+            books: BookLimits::default(),
+            order_store: OrderStoreKind::default(),
+            instrument_numbers: Vec::new(),
+            accept_unsequenced: false,
+            ts_recv: TsRecv::default(),
+            resume: None,
+            logged: None,
+        }
+    }
+}

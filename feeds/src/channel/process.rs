@@ -1,0 +1,113 @@
+//! Delivered messages, into frames.
+
+use super::{
+    ChannelCounters,
+    core::{Core, Notice},
+    evidence::{EvidenceRing, Why},
+};
+use crate::{
+    drop_reason::DropCounts,
+    edge::TsRecv,
+    frame::{FrameFlags, FrameKind, FrameMeta, FrameSink},
+    identity::Sequence,
+    time::UnixNs,
+    transport::Transport,
+};
+
+/// The part of a channel that works on delivered messages.
+pub(super) struct Process<'c, C> {
+    pub(super) core: &'c mut C,
+    pub(super) counters: &'c mut ChannelCounters,
+    pub(super) drops: &'c mut DropCounts,
+    pub(super) evidence: &'c mut EvidenceRing,
+    pub(super) ts_recv: TsRecv,
+    pub(super) ends_at: &'c mut Option<Sequence>,
+}
+
+impl<C: Core> Process<'_, C> {
+    /// Three passes over the packet: two ask the memory for what the last one will touch, the second of them for what
+    /// the first one's answers lead to.
+    #[allow(clippy::too_many_arguments, reason = "the fields of one delivery")]
+    pub(super) fn packet<S: FrameSink>(
+        &mut self,
+        first: Sequence,
+        from: Sequence,
+        until: Sequence,
+        block: &[u8],
+        ts_recv: UnixNs,
+        send_time: Option<UnixNs>,
+        sink: &mut S,
+    ) {
+        let mut ahead = block;
+        while let Some(message) = C::Transport::next_message(&mut ahead) {
+            self.core.prefetch(message);
+        }
+        let mut behind = block;
+        while let Some(message) = C::Transport::next_message(&mut behind) {
+            self.core.prefetch_behind(message);
+        }
+        let mut rest = block;
+        let mut sequence = first;
+        while sequence < until {
+            let Some(message) = C::Transport::next_message(&mut rest) else { break };
+            if sequence >= from {
+                self.message(message, sequence, block, ts_recv, send_time, sink);
+            }
+            sequence = sequence.plus(1);
+        }
+    }
+
+    fn message<S: FrameSink>(
+        &mut self,
+        message: &[u8],
+        sequence: Sequence,
+        block: &[u8],
+        ts_recv: UnixNs,
+        send_time: Option<UnixNs>,
+        sink: &mut S,
+    ) {
+        self.counters.messages += 1;
+        let applied = match self.core.apply(message, sequence) {
+            Ok(applied) => applied,
+            Err(reason) => {
+                self.counters.messages_refused += 1;
+                self.drops.count(reason);
+                self.evidence.keep(Why::Refused(reason), sequence, ts_recv, block);
+                return;
+            }
+        };
+        if let Some(fault) = applied.fault {
+            self.evidence.keep(Why::Contradicted(fault), sequence, ts_recv, block);
+        }
+        match applied.notice {
+            None => {}
+            Some(Notice::TradeBroken) => self.counters.trades_broken += 1,
+            Some(Notice::EndOfMessages) => *self.ends_at = Some(sequence.plus(1)),
+        }
+        let records = self.core.records();
+        if records.count() == 0 {
+            return;
+        }
+        self.counters.frames += 1;
+        self.counters.records += u64::from(records.count());
+        let (ts_recv, ts_in_delta_ns) = match self.ts_recv {
+            TsRecv::Capture => (ts_recv, delta_ns(ts_recv, send_time.map_or(applied.ts_event, |sent| sent.0))),
+            TsRecv::None => (UnixNs::UNDEFINED, 0),
+        };
+        let meta = FrameMeta {
+            sequence,
+            next: sequence.plus(1),
+            kind: FrameKind::Message,
+            flags: if applied.suspect { FrameFlags::SUSPECT } else { FrameFlags::default() },
+            ts_recv: ts_recv.0,
+            ts_in_delta_ns,
+        };
+        sink.frame(&meta, records.count(), records.bytes());
+    }
+}
+
+/// `ts_recv - sent`, clamped to what the record holds.
+fn delta_ns(ts_recv: UnixNs, sent: u64) -> i32 {
+    let delta = i128::from(ts_recv.0) - i128::from(sent);
+    i32::try_from(delta).unwrap_or(if delta < 0 { i32::MIN } else { i32::MAX })
+}

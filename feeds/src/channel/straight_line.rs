@@ -1,0 +1,332 @@
+//! The straight line of one feed: session → arbiter → decoder, book, normaliser → sink.
+
+use std::cmp::Ordering;
+
+use zerocopy::IntoBytes;
+
+use super::{
+    ChannelConfig, ChannelCounters, ChannelState, Datagram, Numbering, REQUEST_BYTES_MAX,
+    ahead::Ahead,
+    core::Core,
+    evidence::{EvidenceRing, Why},
+    process::Process,
+    session::{Belongs, SessionTracker},
+};
+use crate::{
+    arbiter::{Arbiter, Arrival, Delivery},
+    drop_reason::{DropCounts, DropReason},
+    frame::{FrameKind, FrameMeta, FrameSink, GapBody, StateBody},
+    identity::{Line, Sequence, Session},
+    time::{MonoNs, UnixNs},
+    transport::{Packet, PacketKind, Transport},
+};
+
+/// Everything of one channel but the choice of its feed.
+#[derive(Debug)]
+pub(super) struct StraightLine<C> {
+    pub(super) config: ChannelConfig,
+    pub(super) sessions: SessionTracker,
+    pub(super) arbiter: Arbiter,
+    pub(super) core: C,
+    pub(super) counters: ChannelCounters,
+    pub(super) drops: DropCounts,
+    pub(super) evidence: EvidenceRing,
+    /// The next numbering, while this one waits for its last messages.
+    pub(super) ahead: Ahead,
+    /// The last packet, where it lay so far ahead that only further ones would make it credible.
+    doubtful: Ahead,
+    /// Where the venue said that the session ends.
+    ends_at: Option<Sequence>,
+    has_ended: bool,
+    pub(super) has_failed: bool,
+    told: ChannelState,
+}
+
+impl<C: Core> StraightLine<C> {
+    pub(super) fn new(core: C, config: ChannelConfig) -> Self {
+        Self {
+            sessions: SessionTracker::new(config.feed, config.date, config.resume),
+            arbiter: Arbiter::new(config.arbiter.clone()),
+            core,
+            counters: ChannelCounters::default(),
+            drops: DropCounts::default(),
+            evidence: EvidenceRing::new(),
+            ahead: Ahead::with_room(config.arbiter.window_packets),
+            doubtful: Ahead::with_room(1),
+            ends_at: None,
+            has_ended: false,
+            has_failed: false,
+            told: ChannelState::Waiting,
+            config,
+        }
+    }
+
+    pub(super) fn accept<S: FrameSink>(&mut self, datagram: Datagram<'_>, now: MonoNs, sink: &mut S) {
+        self.counters.datagrams += 1;
+        self.arbiter.watch(now);
+        self.accept_one(datagram, now, sink);
+        self.go_ahead(now, sink);
+        self.tell_state(sink);
+    }
+
+    fn accept_one<S: FrameSink>(&mut self, datagram: Datagram<'_>, now: MonoNs, sink: &mut S) {
+        if let Err(reason) = self.try_accept(datagram, now, sink) {
+            self.drops.count(reason);
+            if !reason.is_expected() && reason != DropReason::SessionStale {
+                self.evidence.keep(Why::Refused(reason), Sequence(0), datagram.ts_recv, datagram.bytes);
+            }
+        }
+    }
+
+    fn try_accept<S: FrameSink>(
+        &mut self,
+        datagram: Datagram<'_>,
+        now: MonoNs,
+        sink: &mut S,
+    ) -> Result<(), DropReason> {
+        let Datagram { line, bytes, ts_recv } = datagram;
+        let mut packet = C::Transport::parse(bytes)?;
+        if packet.unsequenced {
+            if !self.config.accept_unsequenced {
+                return Err(DropReason::SequenceInvalid);
+            }
+            packet.first = self.arbiter.expected().unwrap_or(Sequence(1));
+            self.counters.unsequenced += u64::from(packet.count);
+        }
+        // An answer to a request belongs to the session that asked. It begins none.
+        if line == Line::RECOVERY && self.sessions.current().is_none_or(|current| current.venue != packet.session) {
+            return Err(DropReason::SessionStale);
+        }
+        if self.is_ahead(&packet, ts_recv) {
+            if self.ahead.hold(line, ts_recv, bytes) {
+                return Ok(());
+            }
+            // No room to wait any longer. Taken for the old numbering's, the new one's messages would pass for copies.
+            self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
+            self.end_if_complete(sink);
+            self.go_ahead(now, sink);
+        }
+        match self.sessions.classify(&packet, ts_recv, self.arbiter.expected()) {
+            Belongs::Ended => return Err(DropReason::SessionStale),
+            Belongs::Unconfirmed => return Err(DropReason::SessionUnconfirmed),
+            Belongs::New(session) => self.begin_session(session, &packet, sink),
+            Belongs::Current => {}
+        }
+        let next = packet.next();
+        let is_end = packet.kind == PacketKind::EndOfSession;
+        if is_end && self.arbiter.expected().is_some_and(|expected| packet.first < expected) {
+            // There are messages beyond this end.
+            return Err(DropReason::SequenceInvalid);
+        }
+        // Refusals are counted by the arbiter itself.
+        let mut outcome = Ok(());
+        self.arbitrate(sink, |arbiter, mut deliver| match packet.kind {
+            PacketKind::Messages => {
+                let arrival = Arrival {
+                    line,
+                    first: packet.first,
+                    next,
+                    block: packet.messages,
+                    ts_recv,
+                    send_time: packet.send_time,
+                    now,
+                };
+                outcome = arbiter.accept(arrival, &mut deliver);
+            }
+            PacketKind::Heartbeat | PacketKind::EndOfSession => {
+                outcome = arbiter.announce(line, packet.first, now, &mut deliver);
+            }
+        });
+        self.doubtful.clear();
+        if outcome == Err(DropReason::SequenceJump) && packet.kind == PacketKind::Messages {
+            self.doubtful.hold(line, ts_recv, bytes);
+        }
+        self.counters.heartbeats += u64::from(packet.kind == PacketKind::Heartbeat);
+        if is_end && outcome.is_ok() {
+            self.ends_at = Some(packet.first);
+        }
+        self.end_if_complete(sink);
+        Ok(())
+    }
+
+    pub(super) fn on_deadline<S: FrameSink>(&mut self, now: MonoNs, sink: &mut S) {
+        self.arbitrate(sink, |arbiter, mut deliver| arbiter.on_deadline(now, &mut deliver));
+        self.end_if_complete(sink);
+        self.go_ahead(now, sink);
+        self.tell_state(sink);
+    }
+
+    pub(super) fn finish<S: FrameSink>(&mut self, sink: &mut S) {
+        self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
+        self.end_if_complete(sink);
+        if !self.ahead.is_empty() {
+            // No deadline follows, so any time will do.
+            self.go_ahead(MonoNs(0), sink);
+            self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
+            self.end_if_complete(sink);
+        }
+        self.believe_the_last(sink);
+        self.tell_state(sink);
+    }
+
+    /// Whether the packet begins a numbering, or belongs to one that has begun to come, while messages of the current
+    /// one are missing that another line or the venue's server may still bring.
+    fn is_ahead(&self, packet: &Packet<'_>, ts_recv: UnixNs) -> bool {
+        let is_waiting = matches!(self.arbiter.state(), ChannelState::Gap | ChannelState::Recovering);
+        if !is_waiting || packet.unsequenced {
+            return false;
+        }
+        let expected = self.arbiter.expected();
+        if self.sessions.would_begin(packet, ts_recv, expected) {
+            return true;
+        }
+        let begun = self.ahead.get(0).and_then(|(_, _, bytes)| C::Transport::parse(bytes).ok());
+        begun.is_some_and(|begun| {
+            let is_other = self.sessions.current().is_some_and(|current| current.venue != begun.session);
+            begun.session == packet.session && (is_other || packet.send_time >= begun.send_time)
+        })
+    }
+
+    /// Lets the next numbering begin once nothing of the current one can come any more.
+    fn go_ahead<S: FrameSink>(&mut self, now: MonoNs, sink: &mut S) {
+        if self.ahead.is_empty() || matches!(self.arbiter.state(), ChannelState::Gap | ChannelState::Recovering) {
+            return;
+        }
+        let mut ahead = std::mem::replace(&mut self.ahead, Ahead::with_room(0));
+        let mut index = 0;
+        while let Some((line, ts_recv, bytes)) = ahead.get(index) {
+            self.accept_one(Datagram { line, bytes, ts_recv }, now, sink);
+            index += 1;
+        }
+        ahead.clear();
+        self.ahead = ahead;
+    }
+
+    /// Nothing came after it that would speak against it: a capture may be a sample of a few packets.
+    fn believe_the_last<S: FrameSink>(&mut self, sink: &mut S) {
+        let doubtful = std::mem::replace(&mut self.doubtful, Ahead::with_room(0));
+        let Some((line, ts_recv, bytes)) = doubtful.get(0) else { return };
+        let Ok(packet) = C::Transport::parse(bytes) else { return };
+        self.arbiter.take_back_jump(line);
+        self.arbitrate(sink, |arbiter, mut deliver| arbiter.give_up_before(packet.first, MonoNs(0), &mut deliver));
+        self.accept_one(Datagram { line, bytes, ts_recv }, MonoNs(0), sink);
+    }
+
+    fn begin_session<S: FrameSink>(&mut self, session: Session, packet: &Packet<'_>, sink: &mut S) {
+        let is_first = self.counters.sessions == 0;
+        if !is_first {
+            // Whatever the old numbering still has comes out under its own name.
+            self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
+            self.end(sink);
+        }
+        self.counters.sessions += 1;
+        self.core.begin_session(session);
+        self.ends_at = None;
+        self.has_ended = false;
+        // Who was listening when the numbering began expects its first message. Who comes late begins where it is.
+        let joins_late = is_first && packet.first > Sequence(1);
+        // What was published before a restart of ours ends there; what was missed since is asked for or declared.
+        let logged = self.config.logged.filter(|(logged, next)| *logged == session && *next <= packet.first);
+        let expected = match logged {
+            Some((_, next)) if joins_late => Some(next),
+            _ => (!joins_late).then_some(Sequence(1)),
+        };
+        self.arbiter.begin_session(expected);
+        let next = expected.unwrap_or(packet.first);
+        sink.session(session, next);
+        if joins_late {
+            self.counters.late_starts += 1;
+            self.core.on_gap();
+        }
+    }
+
+    /// Lets the arbiter work and handles what it delivers, in order.
+    fn arbitrate<S: FrameSink>(&mut self, sink: &mut S, work: impl FnOnce(&mut Arbiter, &mut dyn FnMut(Delivery<'_>))) {
+        let Self { config, arbiter, core, counters, drops, evidence, ends_at, .. } = self;
+        let ts_recv_wanted = config.ts_recv;
+        work(arbiter, &mut |delivery| match delivery {
+            Delivery::Packet { first, from, until, block, ts_recv, send_time, .. } => {
+                sink.arbitrated();
+                let mut process = Process { core, counters, drops, evidence, ends_at, ts_recv: ts_recv_wanted };
+                process.packet(first, from, until, block, ts_recv, send_time, sink);
+                sink.settled(until);
+            }
+            Delivery::Gap(gap) => {
+                counters.gaps += 1;
+                counters.gap_messages += gap.count();
+                core.on_gap();
+                let body = GapBody { first: gap.first().0.into(), next: gap.next().0.into() };
+                sink.frame(&FrameMeta::own(FrameKind::Gap, gap.first(), gap.next()), 0, body.as_bytes());
+                sink.settled(gap.next());
+            }
+        });
+    }
+
+    fn end_if_complete<S: FrameSink>(&mut self, sink: &mut S) {
+        let (Some(ends_at), Some(expected)) = (self.ends_at, self.arbiter.expected()) else { return };
+        match expected.cmp(&ends_at) {
+            Ordering::Less => {}
+            Ordering::Equal => self.end(sink),
+            // The venue went on after its end, so it was none.
+            Ordering::Greater => {
+                self.ends_at = None;
+                self.has_ended = false;
+            }
+        }
+    }
+
+    /// The state comes first: nothing of the session follows its end.
+    fn end<S: FrameSink>(&mut self, sink: &mut S) {
+        if !self.has_ended {
+            self.has_ended = true;
+            self.tell_state(sink);
+            sink.end_of_session();
+        }
+    }
+
+    pub(super) fn numbering(&self) -> Option<Numbering> {
+        let current = *self.sessions.current()?;
+        let has_messages =
+            current.has_messages || self.arbiter.expected().is_some_and(|expected| expected > Sequence(1));
+        Some(Numbering { has_messages, ..current })
+    }
+
+    pub(super) fn poll_request(&mut self, request: &mut [u8; REQUEST_BYTES_MAX]) -> Option<usize> {
+        let wanted = self.arbiter.poll_request()?;
+        self.core.write_request(
+            self.sessions.current()?.venue,
+            wanted.first,
+            wanted.next.0.saturating_sub(wanted.first.0),
+            request,
+        )
+    }
+
+    pub(super) fn state(&self) -> ChannelState {
+        if self.has_failed {
+            return ChannelState::Failed;
+        }
+        match self.arbiter.state() {
+            _ if self.has_ended => ChannelState::Ended,
+            ChannelState::Live if self.is_silent() => ChannelState::Stale,
+            state => state,
+        }
+    }
+
+    /// Whether every line's alarm is raised.
+    fn is_silent(&self) -> bool {
+        let lines = 0..self.config.arbiter.lines;
+        lines.into_iter().all(|line| self.arbiter.line_statistics(Line(line)).silent)
+    }
+
+    /// Consumers hear of a new state, but not of each short wait for the other line.
+    fn tell_state<S: FrameSink>(&mut self, sink: &mut S) {
+        let state = self.state();
+        if state == self.told || state == ChannelState::Gap {
+            return;
+        }
+        self.told = state;
+        if let Some(expected) = self.arbiter.expected() {
+            sink.frame(&FrameMeta::state(expected), 0, StateBody::of(state).as_bytes());
+        }
+    }
+}
