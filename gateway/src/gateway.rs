@@ -26,7 +26,10 @@ pub use self::{
     report::{ChannelReport, GatewayReport, LineReport},
 };
 use crate::{
+    audit::{Audit, AuditNotes, entry::Change, file::AuditError},
     config::Resolved,
+    control::{ControlServer, GroupControl, PairControl},
+    election::identity::NodeId,
     engine::{
         dispatch::{FailReason, StartError},
         roles::Gauges,
@@ -56,6 +59,8 @@ pub struct Gateway {
     latency: LatencyThread,
     cold: ColdThreads,
     alarms: Alarms,
+    audit: Option<Audit>,
+    control: Option<ControlServer>,
 }
 
 #[derive(Debug)]
@@ -92,6 +97,9 @@ pub enum GatewayError {
     /// The state file.
     #[error(transparent)]
     State(#[from] StateError),
+    /// The audit.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
     /// A publication log.
     #[error("cannot open the publication log of channel {channel}: {source}")]
     Log {
@@ -151,6 +159,7 @@ impl Gateway {
         if config.election.is_some() {
             return Err(GatewayError::Election);
         }
+        let audit = config.gateway.audit_file.as_ref().map(Audit::start).transpose()?;
         let registry = Arc::new(Registry::default());
         let mut wiring = Wiring::new(config, overrides, &registry)?;
         let epoch = wiring.epoch();
@@ -175,9 +184,11 @@ impl Gateway {
         let logs = config.channels.iter().map(|setup| (setup.id, wiring::log_directory(config, setup.id))).collect();
         let (latency, cold) = wiring.start_cold_threads()?;
         tracing::info!(epoch = epoch.count(), channels = config.channels.len(), pools = pools.len(), "gateway runs");
-        Ok(Self {
+        let gateway = Self {
             epoch,
             node: config.gateway.node,
+            audit,
+            control: None,
             groups,
             logs,
             pools,
@@ -187,7 +198,42 @@ impl Gateway {
             latency,
             cold,
             alarms: Alarms::default(),
-        })
+        };
+        gateway.note_all(&Change::Started);
+        if overrides.leadership == Leadership::Alone {
+            gateway.note_all(&Change::Gained);
+        }
+        Ok(gateway)
+    }
+
+    /// Where changes of leadership are noted, if an audit is kept.
+    #[must_use]
+    pub fn audit(&self) -> Option<&AuditNotes> {
+        self.audit.as_ref().map(Audit::notes)
+    }
+
+    /// Lets `mdgw ha` ask and tell, from now on. Standing alone, there are no groups to decide about.
+    ///
+    /// # Errors
+    /// When the socket can't be made.
+    pub fn serve_control(
+        &mut self,
+        config: &Resolved,
+        groups: BTreeMap<GroupId, GroupControl>,
+    ) -> Result<(), GatewayError> {
+        let Some(path) = &config.gateway.control_socket else { return Ok(()) };
+        let pair = PairControl { node: NodeId(self.node), groups, audit: config.gateway.audit_file.clone() };
+        let served = ControlServer::start(path, move |request| pair.answer(request));
+        self.control = Some(served.map_err(GatewayError::io(format!("listen at {}", path.display())))?);
+        Ok(())
+    }
+
+    /// The same for each group.
+    fn note_all(&self, change: &Change) {
+        let Some(notes) = self.audit() else { return };
+        for group in self.groups.keys() {
+            notes.note(*group, NodeId(self.node), self.epoch, change.clone());
+        }
     }
 
     /// A group, for whoever decides about its leadership.
@@ -275,7 +321,9 @@ impl Gateway {
     /// # Errors
     /// When latency logs or state could not be written to their end; everything has ended all the same.
     pub fn stop(self) -> Result<GatewayReport, GatewayError> {
-        let Self { epoch, pools, standby, link, latency, cold, .. } = self;
+        self.note_all(&Change::Stopped);
+        let Self { epoch, pools, standby, link, latency, cold, audit, control, .. } = self;
+        drop(control);
         drop(link);
         let heard = standby.map(Standby::stop);
         let mut channels = Vec::new();
@@ -288,6 +336,9 @@ impl Gateway {
         }
         let kernel_drops = cold.kernel_drops();
         let stopped = cold.stop();
+        if let Some(counts) = audit.map(Audit::stop).filter(|counts| counts.lost > 0) {
+            tracing::error!(alarm = "audit-failing", counts.lost, "changes of leadership are not on disk");
+        }
         let collected = latency.stop().map_err(GatewayError::io("write the latency log"));
         stopped?;
         Ok(GatewayReport { epoch, channels, gauges, kernel_drops, heard, latency: collected? })

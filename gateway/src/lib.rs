@@ -2,9 +2,11 @@
 //!
 //! Read [`pipeline`] first: the straight line from socket to multicast, in one function.
 
+pub mod audit;
 pub mod capture_file;
 pub mod cli;
 pub mod config;
+pub mod control;
 pub mod dbn_file;
 pub mod demo;
 pub mod election;

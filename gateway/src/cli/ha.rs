@@ -1,5 +1,6 @@
 //! `mdgw ha`: tools for the hot-standby pair.
 
+mod control;
 mod verify;
 
 use super::Outcome;
@@ -15,10 +16,31 @@ pub(super) struct Args {
 enum Tool {
     /// Judge captures of published multicast, or receivers' outputs: each name once, in order, by one publisher at a time.
     Verify(verify::Args),
+    /// Who leads, under which epoch, what stands in the way.
+    Status(control::Socket),
+    /// The last changes of leadership, from the audit.
+    History(control::HistoryArgs),
+    /// Let another gateway lead; nothing is lost or said twice.
+    HandOver(control::HandOverArgs),
+    /// Let leadership move no more by itself. A leader still ends its own lease where it must.
+    Pin(control::GroupArgs),
+    /// Let leadership move by itself again.
+    Unpin(control::GroupArgs),
+    /// Let a gateway stand that the record doesn't name.
+    Admit(control::AdmitArgs),
+    /// Hand over to the other gateway and back, and tell how long each took.
+    Drill(control::DrillArgs),
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     match &args.tool {
         Tool::Verify(args) => verify::run(args),
+        Tool::Status(args) => control::status(args),
+        Tool::History(args) => control::history(args),
+        Tool::HandOver(args) => control::hand_over(args),
+        Tool::Pin(args) => control::set_pin(args, true),
+        Tool::Unpin(args) => control::set_pin(args, false),
+        Tool::Admit(args) => control::admit(args),
+        Tool::Drill(args) => control::drill(args),
     }
 }

@@ -32,6 +32,11 @@ pub fn explain(config: &Resolved, out: &mut impl Write) -> fmt::Result {
         Some(age_ns) => writeln!(out, "entries kept for {}", Nanoseconds(age_ns))?,
         None => writeln!(out, "entries kept while there is room")?,
     }
+    for (name, path) in [("changes of leadership", &gateway.audit_file), ("asked and told", &gateway.control_socket)] {
+        if let Some(path) = path {
+            writeln!(out, "             {name} at {}", path.display())?;
+        }
+    }
     for (index, pool) in config.pools.iter().enumerate() {
         explain_pool(config, index, pool, out)?;
     }
@@ -284,6 +289,8 @@ mod tests {
         expect![[r#"
             gateway      node 0, epochs in /var/lib/mdgw/state
                          publication logs in /dev/shm/mdgw: 256 MiB per channel, in segments of 64 MiB, entries kept for 1 h
+                         changes of leadership at /var/lib/mdgw/audit.jsonl
+                         asked and told at /run/mdgw/control
 
             pool         main: I/O auto, wait spin, promotion strict; 32 events a turn, 64 packets a claim
               thread     main-0 on core 2

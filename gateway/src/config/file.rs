@@ -44,6 +44,10 @@ pub struct Gateway {
     pub state_file: Written<String>,
     /// Directory of the publication logs.
     pub log_dir: Written<String>,
+    /// File of changes of leadership.
+    pub audit_file: Written<String>,
+    /// Socket for `mdgw ha`.
+    pub control_socket: Written<String>,
     /// Size of one segment.
     pub segment_bytes: Written<i64>,
     /// What one channel's log may take.

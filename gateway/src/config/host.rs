@@ -104,10 +104,15 @@ fn refusals(config: &Resolved) -> Vec<String> {
     let mut refused = Vec::new();
     let state_directory = gateway.state_file.parent().unwrap_or_else(|| Path::new(""));
     let latency_directory = config.latency.directory.as_deref();
+    let parent =
+        |path: &Option<PathBuf>| path.as_deref().map(|path| path.parent().unwrap_or_else(|| Path::new("")).to_owned());
+    let (audit_directory, control_directory) = (parent(&gateway.audit_file), parent(&gateway.control_socket));
     let places = [
         ("state file", Some(state_directory)),
         ("publication logs", Some(&gateway.log_dir)),
         ("latency logs", latency_directory),
+        ("audit", audit_directory.as_deref()),
+        ("control socket", control_directory.as_deref()),
     ];
     for (of, directory) in places {
         let Some(directory) = directory else { continue };

@@ -91,6 +91,8 @@ impl Resolver<'_> {
             node: self.number(&gateway.node, limits::NODE),
             state_file: state_file.map(Into::into).unwrap_or_default(),
             log_dir: text(&gateway.log_dir).unwrap_or("/dev/shm/mdgw").into(),
+            audit_file: text(&gateway.audit_file).map(Into::into),
+            control_socket: text(&gateway.control_socket).map(Into::into),
             segment_bytes,
             retention_bytes,
             retention_ns: (retention_seconds > 0).then_some(retention_seconds * NS_PER_SECOND),

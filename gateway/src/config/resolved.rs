@@ -55,6 +55,10 @@ pub struct GatewayConfig {
     pub state_file: PathBuf,
     /// Directory of the publication logs, one directory in it per channel.
     pub log_dir: PathBuf,
+    /// Changes of leadership, synced to disk; `None`: not kept.
+    pub audit_file: Option<PathBuf>,
+    /// Where `mdgw ha` asks; `None`: nowhere.
+    pub control_socket: Option<PathBuf>,
     /// Size of one segment file of a publication log.
     pub segment_bytes: u64,
     /// What one channel's log may take before the oldest segment is recycled; a multiple of `segment_bytes`.

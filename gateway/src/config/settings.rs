@@ -23,6 +23,11 @@ impl Resolved {
         list.push("gateway.node", gateway.node);
         list.push("gateway.state_file", quoted(gateway.state_file.display()));
         list.push("gateway.log_dir", quoted(gateway.log_dir.display()));
+        for (key, path) in [("audit_file", &gateway.audit_file), ("control_socket", &gateway.control_socket)] {
+            if let Some(path) = path {
+                list.push(&format!("gateway.{key}"), quoted(path.display()));
+            }
+        }
         list.push("gateway.segment_bytes", gateway.segment_bytes);
         list.push("gateway.retention_bytes", gateway.retention_bytes);
         list.push("gateway.retention_seconds", gateway.retention_ns.unwrap_or(0) / 1_000_000_000);

@@ -241,10 +241,10 @@ mod tests {
         write(&name(1, None), RecordRef::from(&mbp), &mut text).unwrap();
         write(&name(2, Some("QQQ")), RecordRef::from(&status), &mut text).unwrap();
         expect![[r#"
-            time (UTC)                    channel session            sequence  index record     act symbol    side           price       size flags     detail
+            time (UTC)                    channel session            sequence  index record     act symbol    side           price       size flags        detail
             2019-01-30 14:30:00.000000007       1 2019-01-30 #0       1234567      0 mbo        A   QQQ       bid           189.25        300 LAST|SUSPECT order 42
-            2019-01-30 14:30:00.000000007       1 2019-01-30 #0       1234567      1 mbp-1      T   #6155                  12.3456          7           bid 189.25 x 300, ask none
-            2019-01-30 14:30:00.000000007       1 2019-01-30 #0       1234567      2 status         QQQ                                                 Trading, trading, not quoting
+            2019-01-30 14:30:00.000000007       1 2019-01-30 #0       1234567      1 mbp-1      T   #6155                  12.3456          7              bid 189.25 x 300, ask none
+            2019-01-30 14:30:00.000000007       1 2019-01-30 #0       1234567      2 status         QQQ                                                    Trading, trading, not quoting
         "#]].assert_eq(&text);
     }
 

@@ -1,0 +1,217 @@
+//! `mdgw ha status`, `history`, `hand-over`, `pin`, `unpin`, `admit`, `drill`: questions to a running gateway.
+
+use std::{fmt::Write as _, path::PathBuf, time::Instant};
+
+use anyhow::bail;
+use serde_json::Value;
+
+use crate::{
+    cli::{Outcome, print, warn},
+    control::{ControlError, Request, ask},
+};
+
+/// Where the gateway listens.
+#[derive(Debug, clap::Args)]
+pub(super) struct Socket {
+    /// The gateway's control socket, as its configuration names it.
+    #[arg(long, value_name = "SOCKET", default_value = "/run/mdgw/control")]
+    socket: PathBuf,
+    /// One line of JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct HistoryArgs {
+    #[command(flatten)]
+    socket: Socket,
+    /// Lines of the audit, the newest ones.
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 20)]
+    count: usize,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct GroupArgs {
+    #[command(flatten)]
+    socket: Socket,
+    /// Of which group; needed where there are several.
+    #[arg(long, value_name = "N")]
+    group: Option<u16>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct HandOverArgs {
+    #[command(flatten)]
+    of: GroupArgs,
+    /// Which gateway is to lead, by its node's number; the fittest where none is named.
+    #[arg(long, value_name = "NODE")]
+    to: Option<u8>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct AdmitArgs {
+    #[command(flatten)]
+    of: GroupArgs,
+    /// The gateway's node number.
+    #[arg(long, value_name = "NODE")]
+    node: u8,
+    /// The gateway's name.
+    #[arg(long, value_name = "NAME")]
+    name: String,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct DrillArgs {
+    #[command(flatten)]
+    of: GroupArgs,
+    /// The other gateway's control socket.
+    #[arg(long, value_name = "SOCKET")]
+    peer: PathBuf,
+}
+
+pub(super) fn status(args: &Socket) -> anyhow::Result<Outcome> {
+    answer(args, &Request::Status {}, |value, text| {
+        if value["groups"].as_array().is_none_or(Vec::is_empty) {
+            writeln!(text, "node {} stands alone: there is no election", value["node"])?;
+            return Ok(());
+        }
+        writeln!(
+            text,
+            "{:<6} {:<10} {:<14} {:<24} {:<12} {:<7} stands in the way",
+            "group", "role", "epoch", "leader", "connection", "pinned"
+        )?;
+        for group in value["groups"].as_array().into_iter().flatten() {
+            let epoch = format!("{} by {}", group["epoch"]["count"], group["epoch"]["node"]);
+            writeln!(
+                text,
+                "{:<6} {:<10} {epoch:<14} {:<24} {:<12} {:<7} {}",
+                group["group"],
+                plain(&group["role"]),
+                leader(&group["leader"]),
+                plain(&group["connection"]),
+                plain(&group["pinned"]),
+                plain(&group["obstacle"])
+            )?;
+        }
+        Ok(())
+    })
+}
+
+pub(super) fn history(args: &HistoryArgs) -> anyhow::Result<Outcome> {
+    answer(&args.socket, &Request::History { count: args.count }, |value, text| {
+        for entry in value["entries"].as_array().into_iter().flatten() {
+            let Some(fields) = entry.as_object() else { continue };
+            let epoch = format!("{}.{}", entry["epoch_count"], entry["epoch_node"]);
+            write!(
+                text,
+                "{:>6} {} group {} epoch {epoch:<8} {:<12}",
+                entry["number"],
+                entry["time_ns"],
+                entry["group"],
+                plain(&entry["event"])
+            )?;
+            for (key, value) in fields.iter().filter(|(key, _)| !KNOWN.contains(&key.as_str())) {
+                write!(text, " {key} {}", plain(value))?;
+            }
+            writeln!(text)?;
+        }
+        Ok(())
+    })
+}
+
+pub(super) fn hand_over(args: &HandOverArgs) -> anyhow::Result<Outcome> {
+    answer(&args.of.socket, &Request::HandOver { group: args.of.group, target: args.to }, |value, text| {
+        Ok(writeln!(text, "group {} is led by {}", value["group"], leader(&value["leader"]))?)
+    })
+}
+
+pub(super) fn set_pin(args: &GroupArgs, is_pinned: bool) -> anyhow::Result<Outcome> {
+    let group = args.group;
+    let request = if is_pinned { Request::Pin { group } } else { Request::Unpin { group } };
+    answer(&args.socket, &request, |value, text| {
+        let state = if is_pinned { "moves no more by itself" } else { "may move by itself" };
+        Ok(writeln!(text, "leadership of groups {} {state}", value["groups"])?)
+    })
+}
+
+pub(super) fn admit(args: &AdmitArgs) -> anyhow::Result<Outcome> {
+    warn("whoever is admitted may lead: make sure that this name and number belong to one gateway alone");
+    let request = Request::Admit { group: args.of.group, node: args.node, name: args.name.clone() };
+    answer(&args.of.socket, &request, |_, text| Ok(writeln!(text, "node {} {} is admitted", args.node, args.name)?))
+}
+
+/// There and back: each way as the gateway that leads sees it.
+pub(super) fn drill(args: &DrillArgs) -> anyhow::Result<Outcome> {
+    let group = args.of.group;
+    let mut ways = Vec::new();
+    for socket in [&args.of.socket.socket, &args.peer] {
+        let begun = Instant::now();
+        match ask(socket, &Request::HandOver { group, target: None }) {
+            Ok(value) => ways.push((value, begun.elapsed())),
+            Err(ControlError::Refused(reason)) => {
+                warn(&format!("drill: {} hand-overs done, then {}: {reason}", ways.len(), socket.display()));
+                return Ok(Outcome::No);
+            }
+            Err(error) => bail!("drill: {} hand-overs done, then {error}", ways.len()),
+        }
+    }
+    let mut text = String::new();
+    if args.of.socket.json {
+        let ways: Vec<Value> = ways
+            .iter()
+            .map(|(value, took)| serde_json::json!({ "to": value, "took_us": u64::try_from(took.as_micros()).unwrap_or(u64::MAX) }))
+            .collect();
+        writeln!(text, "{}", serde_json::json!({ "hand_overs": ways }))?;
+    } else {
+        for (value, took) in &ways {
+            writeln!(text, "to {:<24} {:>9.3} ms", leader(&value["leader"]), took.as_secs_f64() * 1e3)?;
+        }
+    }
+    print(&text)?;
+    Ok(Outcome::Done)
+}
+
+/// Asks, and prints what came back; a refusal is the answer no.
+fn answer(
+    args: &Socket,
+    request: &Request,
+    table: impl FnOnce(&Value, &mut String) -> anyhow::Result<()>,
+) -> anyhow::Result<Outcome> {
+    let value = match ask(&args.socket, request) {
+        Ok(value) => value,
+        Err(ControlError::Refused(reason)) => {
+            warn(&reason);
+            return Ok(Outcome::No);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let mut text = String::new();
+    if args.json {
+        writeln!(text, "{value}")?;
+    } else {
+        table(&value, &mut text)?;
+    }
+    print(&text)?;
+    Ok(Outcome::Done)
+}
+
+fn leader(value: &Value) -> String {
+    match value {
+        Value::Null => "nobody".to_owned(),
+        member => format!("{} (node {})", plain(&member["name"]), member["node"]),
+    }
+}
+
+/// Text without its quotes, nothing for nothing.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => String::new(),
+        Value::Bool(true) => "yes".to_owned(),
+        Value::Bool(false) => "no".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// Keys of an audit's line that have columns of their own.
+const KNOWN: [&str; 7] = ["number", "time_ns", "group", "node", "epoch_count", "epoch_node", "event"];

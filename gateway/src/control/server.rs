@@ -1,0 +1,232 @@
+//! The listening end: a thread that accepts, and one for each of a few connections.
+
+use std::{
+    fs, io,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    os::unix::{
+        fs::PermissionsExt as _,
+        net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use super::{Answer, REQUEST_BYTES_MAX, Request};
+
+/// What answers.
+type Answering = dyn Fn(Request) -> Answer + Send + Sync;
+
+/// The running service. Ends, and takes its socket away, when it is dropped.
+pub struct ControlServer {
+    path: PathBuf,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ControlServer {
+    /// Listens at `path`. A socket that a crashed gateway left there is replaced, one that is in use isn't.
+    ///
+    /// # Errors
+    /// When the socket can't be made, or another process listens there.
+    pub fn start(path: &Path, answer: impl Fn(Request) -> Answer + Send + Sync + 'static) -> io::Result<Self> {
+        if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+            fs::create_dir_all(directory)?;
+        }
+        let listener = listen(path)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let of_thread = Arc::clone(&stop);
+        let answer: Arc<Answering> = Arc::new(answer);
+        let thread = std::thread::Builder::new()
+            .name("mdgw-control".to_owned())
+            .spawn(move || accept(&listener, &answer, &of_thread))?;
+        Ok(Self { path: path.to_owned(), stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for ControlServer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        // Nothing but a connection ends an accept that waits.
+        let woken = UnixStream::connect(&self.path).is_ok();
+        if let Some(thread) = self.thread.take().filter(|_| woken) {
+            let _ = thread.join();
+        }
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl std::fmt::Debug for ControlServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ControlServer").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// Made under another name and then moved, so that nobody connects before the rights are set.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    if UnixStream::connect(path).is_ok() {
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, "another gateway listens there"));
+    }
+    let mut unfinished = path.as_os_str().to_owned();
+    unfinished.push(format!(".{}", std::process::id()));
+    let _ = fs::remove_file(&unfinished);
+    let listener = UnixListener::bind(&unfinished)?;
+    fs::set_permissions(&unfinished, fs::Permissions::from_mode(0o600))?;
+    fs::rename(&unfinished, path)?;
+    Ok(listener)
+}
+
+fn accept(listener: &UnixListener, answer: &Arc<Answering>, stop: &Arc<AtomicBool>) {
+    let open = Arc::new(AtomicUsize::new(0));
+    for connection in listener.incoming() {
+        if stop.load(Ordering::Acquire) {
+            return;
+        }
+        let Ok(mut connection) = connection else {
+            std::thread::sleep(PAUSE_AFTER_ERROR);
+            continue;
+        };
+        if open.fetch_add(1, Ordering::AcqRel) >= CONNECTIONS_MAX {
+            open.fetch_sub(1, Ordering::AcqRel);
+            let _ = write(&mut connection, &Answer::Refused("too many connections".to_owned()));
+            continue;
+        }
+        let (answer, stop, open_here) = (Arc::clone(answer), Arc::clone(stop), Arc::clone(&open));
+        let served = std::thread::Builder::new().name("mdgw-control-connection".to_owned()).spawn(move || {
+            // Whoever goes away in the middle has no further questions.
+            let _ = serve(connection, &*answer, &stop);
+            open_here.fetch_sub(1, Ordering::AcqRel);
+        });
+        if served.is_err() {
+            open.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+fn serve(connection: UnixStream, answer: &Answering, stop: &AtomicBool) -> io::Result<()> {
+    connection.set_read_timeout(Some(IDLE_MAX))?;
+    connection.set_write_timeout(Some(WRITE_MAX))?;
+    let mut writer = connection.try_clone()?;
+    let mut reader = BufReader::new(connection);
+    let mut line = Vec::new();
+    while !stop.load(Ordering::Acquire) {
+        line.clear();
+        let bytes = reader.by_ref().take(REQUEST_BYTES_MAX as u64).read_until(b'\n', &mut line)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        if !line.ends_with(b"\n") {
+            // What follows would be read as further questions.
+            let text = if bytes == REQUEST_BYTES_MAX { "the question is too long" } else { "the question broke off" };
+            return write(&mut writer, &Answer::Refused(text.to_owned()));
+        }
+        let answered = match serde_json::from_slice(&line) {
+            Ok(request) => answer(request),
+            Err(error) => Answer::Refused(format!("not understood: {error}")),
+        };
+        write(&mut writer, &answered)?;
+    }
+    Ok(())
+}
+
+fn write(connection: &mut UnixStream, answer: &Answer) -> io::Result<()> {
+    let mut text = serde_json::to_string(answer)?;
+    text.push('\n');
+    connection.write_all(text.as_bytes())
+}
+
+/// People and their scripts.
+const CONNECTIONS_MAX: usize = 8;
+/// How long a connection may say nothing.
+const IDLE_MAX: Duration = Duration::from_secs(60);
+/// How long it may not take its answer.
+const WRITE_MAX: Duration = Duration::from_secs(5);
+/// Out of descriptors: there may be some soon.
+const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::control::{ControlError, ask};
+
+    fn echo(request: Request) -> Answer {
+        match request {
+            Request::Status {} => Answer::Ok(json!({ "role": "leader" })),
+            other => Answer::Refused(format!("{other:?}")),
+        }
+    }
+
+    fn raw(path: &Path, question: &[u8]) -> String {
+        let mut connection = UnixStream::connect(path).unwrap();
+        connection.write_all(question).unwrap();
+        connection.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut text = String::new();
+        connection.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn questions_are_answered_in_their_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep/control");
+        let server = ControlServer::start(&path, echo).unwrap();
+        assert_eq!(ask(&path, &Request::Status {}).unwrap(), json!({ "role": "leader" }));
+        let refused = ask(&path, &Request::Pin { group: None }).unwrap_err();
+        assert!(matches!(&refused, ControlError::Refused(reason) if reason == "Pin { group: None }"), "{refused}");
+        let two = raw(&path, b"{\"command\":\"status\"}\n{\"command\":\"unpin\",\"group\":3}\n");
+        assert_eq!(two, "{\"ok\":{\"role\":\"leader\"}}\n{\"refused\":\"Unpin { group: Some(3) }\"}\n");
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        drop(server);
+        assert!(!path.exists());
+        assert!(matches!(ask(&path, &Request::Status {}), Err(ControlError::Connect { .. })));
+    }
+
+    #[test]
+    fn what_is_no_question_is_refused_and_the_service_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let _server = ControlServer::start(&path, echo).unwrap();
+        for (question, expected) in [
+            (&b"{\"command\":\"fly\"}\n"[..], "not understood"),
+            (b"{\"command\":\"status\",\"colour\":1}\n", "not understood"),
+            (b"\xff\xfe\n", "not understood"),
+            (b"{\"command\":\"sta", "broke off"),
+            (&[b'x'; REQUEST_BYTES_MAX + 10], "too long"),
+        ] {
+            let answer = raw(&path, question);
+            assert!(answer.contains("refused") && answer.contains(expected), "{answer}");
+        }
+        assert!(ask(&path, &Request::Status {}).is_ok());
+    }
+
+    #[test]
+    fn a_socket_in_use_is_left_alone_and_one_that_a_crash_left_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        drop(UnixListener::bind(&path).unwrap());
+        let _server = ControlServer::start(&path, echo).unwrap();
+        assert_eq!(ControlServer::start(&path, echo).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert!(ask(&path, &Request::Status {}).is_ok());
+    }
+
+    #[test]
+    fn more_connections_than_allowed_are_told_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let _server = ControlServer::start(&path, echo).unwrap();
+        let held: Vec<_> = (0..CONNECTIONS_MAX).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        assert!(raw(&path, b"").contains("too many connections"));
+        drop(held);
+        // Their threads end in their own time.
+        while ask(&path, &Request::Status {}).is_err() {
+            std::thread::yield_now();
+        }
+    }
+}
