@@ -65,7 +65,8 @@ impl Day {
     }
 }
 
-const DATE: &str = "2019-01-30";
+/// Its trading date.
+pub const DATE: &str = "2019-01-30";
 
 fn play(capture: &Path, site: &Site) {
     let line = site.lines[0].to_string();

@@ -1,0 +1,125 @@
+//! Several channels in one pool, published on two output lines: each channel comes out as if it were alone, though both
+//! lines lose packets.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{fs, net::SocketAddrV4};
+
+use mdgw::standin::damage::LineDamage;
+use mdgw_tests::{
+    day::{DATE, Day},
+    process::{self, Mdgw, Signal},
+    relay::Relay,
+    site::{Site, Wanted, text, wait_until_joined},
+};
+
+#[test]
+fn each_channel_comes_out_whole_over_two_lines_that_lose() {
+    let world = World::start();
+    let service = world.sites[0].retransmission.to_string();
+    let tails: Vec<_> =
+        (1..=CHANNELS).map(|channel| world.tail(channel, &world.behind, &["--retransmission", &service])).collect();
+    wait_until_joined(world.behind[0], 3);
+    wait_until_joined(world.behind[1], 3);
+    world.play();
+    for (channel, tail) in (1..=CHANNELS).zip(tails) {
+        let tail = tail.end().with_code(0);
+        assert!(!tail.stderr.contains("lost ["), "channel {channel}: {}", tail.stderr);
+        let heard = fs::read(world.out(channel)).unwrap();
+        assert!(heard == world.days[channel - 1].expected, "channel {channel} is not what it is alone");
+    }
+    world.check_damage();
+    let ended = world.gateway.end_by(Signal::Terminate).with_code(0);
+    for name in ["one", "two", "three"] {
+        assert!(ended.stdout.lines().any(|line| line.starts_with(name)), "{name}: {}", ended.stdout);
+    }
+}
+
+/// Negative control: on one of these lines alone, with nobody to ask, packets are missing.
+#[test]
+fn one_of_these_lines_alone_is_not_enough() {
+    let world = World::start();
+    let tail = world.tail(1, &world.behind[..1], &[]);
+    wait_until_joined(world.behind[0], 1);
+    world.play();
+    let tail = tail.end();
+    assert!(tail.stderr.contains("lost ["), "{}", tail.stderr);
+    let _ = world.gateway.end_by(Signal::Terminate).with_code(0);
+}
+
+const CHANNELS: usize = 3;
+
+/// A gateway with a site for each channel's lines, and two output lines with a lossy network behind them.
+struct World {
+    sites: Vec<Site>,
+    days: Vec<Day>,
+    gateway: Mdgw,
+    relays: Vec<Relay>,
+    behind: [SocketAddrV4; 2],
+    _behind: [Site; 2],
+}
+
+impl World {
+    fn start() -> Self {
+        let sites: Vec<_> = (0..CHANNELS).map(|_| Site::new()).collect();
+        let days: Vec<_> =
+            sites.iter().zip([12_000, 15_000, 18_000]).map(|(site, count)| Day::of(site, count)).collect();
+        let config = sites[0].path("several.toml");
+        fs::write(&config, config_text(&sites)).unwrap();
+        let gateway = process::start(["run", text(&config), "--date", DATE, "--ts-recv", "none"]);
+        gateway.says("gateway runs");
+        let behind = [Site::new(), Site::new()];
+        let groups = [behind[0].output, behind[1].output];
+        let damage = LineDamage { loss: 0.1, duplicate: 0.05, reorder: 0.05, skew_ns: 0 };
+        let relays = (0..).zip(groups).zip(&sites);
+        let relays = relays.map(|((seed, to), site)| Relay::start(site.output, to, damage, seed)).collect();
+        Self { sites, days, gateway, relays, behind: groups, _behind: behind }
+    }
+
+    fn out(&self, channel: usize) -> std::path::PathBuf {
+        self.sites[0].path(&format!("{channel}.dbn"))
+    }
+
+    fn tail(&self, channel: usize, lines: &[SocketAddrV4], more: &[&str]) -> Mdgw {
+        let (out, channel) = (self.out(channel), channel.to_string());
+        let fixed = ["tail", "--interface", "127.0.0.1", "--channel", &channel, "--schema", "mbo", "--ts-recv", "none"];
+        let lines: Vec<_> = lines.iter().map(ToString::to_string).collect();
+        let lines = lines.iter().flat_map(|line| ["--line", line]);
+        let rest = ["--until-ended", "-o", text(&out)];
+        process::start(fixed.into_iter().chain(lines).chain(rest).chain(more.iter().copied()))
+    }
+
+    /// All channels at the same time.
+    fn play(&self) {
+        std::thread::scope(|scope| {
+            for (day, site) in self.days.iter().zip(&self.sites) {
+                scope.spawn(|| {
+                    day.play_morning(site);
+                    day.play_afternoon(site);
+                });
+            }
+        });
+    }
+
+    fn check_damage(&self) {
+        for relay in &self.relays {
+            let (came, went) = relay.counts();
+            assert!(went < came && came > 1_000, "{came} came, {went} went on");
+        }
+    }
+}
+
+/// The first site's configuration, with the other sites' channels and the second one's output line.
+fn config_text(sites: &[Site]) -> String {
+    let wanted = Wanted { has_recovery: false, threads: 2, ..Wanted::itch() };
+    let texts: Vec<_> = sites.iter().map(|site| site.config_text(&wanted)).collect();
+    let (before, output) = texts[0].split_at(texts[0].find("[[output]]").unwrap());
+    let (lines, rest) = output.split_at(output.find("[retransmission]").unwrap());
+    let channel = |(text, (id, name)): (&String, (&str, &str))| {
+        let channel = &text[text.find("[[channel]]").unwrap()..text.find("[[output]]").unwrap()];
+        channel.replace("id = 1", id).replace("name = \"one\"", name)
+    };
+    let more = [("id = 2", "name = \"two\""), ("id = 3", "name = \"three\"")];
+    let channels: String = texts[1..].iter().zip(more).map(channel).collect();
+    let second = &texts[1][texts[1].find("[[output.line]]").unwrap()..texts[1].find("[retransmission]").unwrap()];
+    [before, &channels, lines, second, rest].concat()
+}
