@@ -17,6 +17,7 @@
 //! - [`record`], [`register`]: the versioned record that decides, and the three operations a store must offer.
 //! - [`lease`]: the core over a register.
 //! - [`access`]: where a store is and who asks it; `etcd` and `zookeeper`, where built in, are registers over one.
+//! - [`session_latch`]: the core over a line of places that sessions keep.
 //! - [`peer`]: what gateways of one group say to each other beside the store.
 //! - [`quorum`]: the core and the voters that need no store.
 //! - [`placement`]: who should publish which group, where several gateways share several.
@@ -45,6 +46,7 @@ pub mod placement;
 pub mod quorum;
 pub mod record;
 pub mod register;
+pub mod session_latch;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 pub mod store;
 pub mod timing;

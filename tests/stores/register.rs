@@ -4,7 +4,7 @@
 use std::{fs, thread, time::Duration};
 
 use mdgw::election::{
-    access::{EtcdConfig, EtcdTls, Login, StoreAccess, ZooKeeperConfig},
+    access::{EtcdConfig, EtcdTls, Login, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
     etcd,
     record::Record,
     register::{Link, Outcome, Version},
@@ -320,7 +320,7 @@ fn etcd_config(ensemble: &Ensemble) -> EtcdConfig {
 }
 
 fn zookeeper_config(ensemble: &Ensemble) -> ZooKeeperConfig {
-    ZooKeeperConfig { access: access(ensemble), path: "/mdgw".to_owned() }
+    ZooKeeperConfig { access: access(ensemble), path: "/mdgw".to_owned(), mode: ZooKeeperMode::Lease }
 }
 
 fn access(ensemble: &Ensemble) -> StoreAccess {

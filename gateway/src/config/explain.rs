@@ -12,6 +12,7 @@ use super::{
     resolved::{Backend, ChannelSetup, OutputConfig, PROMOTION_POLICIES, PoolConfig, Resolved, WAIT_POLICIES},
     settings::name_of,
 };
+use crate::election::access::ZooKeeperMode;
 use crate::net::sockets::Stamps;
 
 /// Writes what would run.
@@ -147,19 +148,26 @@ fn explain_election(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     let Some(election) = &config.election else {
         return writeln!(out, "election     none: this gateway publishes whenever it runs");
     };
-    let (store, access, place, tls) = match &election.backend {
-        Backend::Etcd(etcd) => ("etcd", &etcd.access, format!("keys {}group-N", etcd.prefix), etcd.tls.is_some()),
+    let (how, access, place) = match &election.backend {
+        Backend::Etcd(etcd) => {
+            let how = if etcd.tls.is_some() { "records in etcd, encrypted," } else { "records in etcd" };
+            (how.to_owned(), &etcd.access, format!("keys {}group-N", etcd.prefix))
+        }
         Backend::ZooKeeper(zookeeper) => {
-            ("ZooKeeper", &zookeeper.access, format!("nodes {}/group-N", zookeeper.path), false)
+            let path = &zookeeper.path;
+            match zookeeper.mode {
+                ZooKeeperMode::Lease => {
+                    ("records in ZooKeeper".to_owned(), &zookeeper.access, format!("nodes {path}/group-N"))
+                }
+                ZooKeeperMode::Latch { session } => {
+                    let how = format!("lines in ZooKeeper, with sessions of {session:?},");
+                    (how, &zookeeper.access, format!("nodes {path}/line-N"))
+                }
+            }
         }
     };
     let user = access.login.as_ref().map_or_else(String::new, |login| format!(", as {}", login.user));
-    writeln!(
-        out,
-        "election     by records in {store} at {}{}{user}; {place}",
-        access.endpoints.join(", "),
-        if tls { ", encrypted" } else { "" }
-    )
+    writeln!(out, "election     by {how} at {}{user}; {place}", access.endpoints.join(", "))
 }
 
 fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {

@@ -244,6 +244,10 @@ pub struct ZooKeeper {
     pub endpoints: Option<Spanned<Vec<Spanned<String>>>>,
     /// Node below which ours stand.
     pub path: Written<String>,
+    /// `lease` or `latch`.
+    pub mode: Written<String>,
+    /// Session time-out of `latch`.
+    pub session_ms: Written<i64>,
     /// Time-out of one request.
     pub request_timeout_ms: Written<i64>,
     /// User.

@@ -81,6 +81,8 @@ pub const PACKETS_PER_REQUEST_MAX: Bound = bound(1, 65_536, 256, "packets");
 /// How long a store may take to answer before the answer counts as unknown. Leases don't wait for it: they ask for a
 /// fresh connection when it gets late for them.
 pub const STORE_REQUEST_TIMEOUT_MS: Bound = bound(1, 60_000, 1_000, "milliseconds");
+/// Session of a latch over ZooKeeper. The least that an ensemble grants by default: two ticks of 2 s.
+pub const STORE_SESSION_MS: Bound = bound(200, 600_000, 4_000, "milliseconds");
 /// Latency intervals: short enough to see a bad minute, long enough that a day's log stays small
 /// (some 60 MB for two channels on two threads).
 pub const LATENCY_INTERVAL_MS: Bound = bound(100, 3_600_000, 10_000, "milliseconds");

@@ -8,7 +8,7 @@ use super::resolved::{
     PoolConfig, Resolved, RetransmissionConfig, STAMPS, Threads, WAIT_POLICIES,
 };
 
-use crate::election::access::StoreAccess;
+use crate::election::access::{StoreAccess, ZooKeeperMode};
 
 /// A key, such as `channel.nasdaq.line.A.group`, and its value in the file's notation.
 pub type Setting = (String, String);
@@ -193,6 +193,13 @@ impl List {
                 self.under("election.zookeeper.".to_owned(), |list| {
                     list.store(&zookeeper.access);
                     list.push("path", quoted(&zookeeper.path));
+                    match zookeeper.mode {
+                        ZooKeeperMode::Lease => list.push("mode", quoted("lease")),
+                        ZooKeeperMode::Latch { session } => {
+                            list.push("mode", quoted("latch"));
+                            list.push("session_ms", session.as_millis());
+                        }
+                    }
                 });
             }
         }

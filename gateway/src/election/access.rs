@@ -52,6 +52,20 @@ pub struct ZooKeeperConfig {
     pub access: StoreAccess,
     /// The node below which those of all groups stand.
     pub path: String,
+    /// What decides who leads.
+    pub mode: ZooKeeperMode,
+}
+
+/// What decides who leads over ZooKeeper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ZooKeeperMode {
+    /// A versioned record whose lease its holder times.
+    Lease,
+    /// A line of ephemeral nodes.
+    Latch {
+        /// Time-out of a session, as it is asked for.
+        session: Duration,
+    },
 }
 
 impl EtcdConfig {

@@ -245,6 +245,13 @@ pub enum Obstacle {
         /// What is allowed.
         error_ppm_max: u32,
     },
+    /// The store grants sessions too short for three renewals before the deadline.
+    SessionShort {
+        /// What it grants, ns.
+        session_ns: u64,
+        /// How often is renewed, ns.
+        renew_ns: u64,
+    },
     /// Its hot threads make no progress.
     NoProgress,
     /// It sits out the time after its start.

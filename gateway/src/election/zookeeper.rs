@@ -3,6 +3,10 @@
 //!
 //! Reads are as strong as swaps. A node of ZooKeeper answers reads by itself, though it may be behind the others; so the
 //! version that was read is confirmed by an empty transaction, which takes a majority.
+//!
+//! [`session`] is the other way, for those who want it: a place in a line of ephemeral nodes.
+
+pub mod session;
 
 use std::{path::Path, time::Duration};
 
@@ -20,10 +24,17 @@ use super::{
 /// # Errors
 /// When the password can't be read or the thread can't be started.
 pub fn open(config: &ZooKeeperConfig, group: GroupId, events: RegisterSender) -> Result<StoreRegister, AccessError> {
-    let login = config.access.login.as_ref();
-    let login = login.map(|login| Ok::<_, AccessError>(format!("{}:{}", login.user, login.password()?))).transpose()?;
+    let login = config.login()?;
     let settings = Settings { path: config.record_path(group), login };
     Ok(StoreRegister::open::<Node>(config.access.clone(), settings, events)?)
+}
+
+impl ZooKeeperConfig {
+    /// `user:password`.
+    fn login(&self) -> Result<Option<String>, AccessError> {
+        let Some(login) = &self.access.login else { return Ok(None) };
+        Ok(Some(format!("{}:{}", login.user, login.password()?)))
+    }
 }
 
 struct Settings {

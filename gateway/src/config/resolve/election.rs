@@ -11,7 +11,7 @@ use crate::{
         limits,
         resolved::{Backend, ElectionConfig},
     },
-    election::access::{EtcdConfig, EtcdTls, Login, StoreAccess, ZooKeeperConfig},
+    election::access::{EtcdConfig, EtcdTls, Login, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
 };
 
 /// Keys that every store has.
@@ -105,7 +105,17 @@ impl Resolver<'_> {
                 format!("{path:?}: expected a path such as \"/mdgw\" of letters, digits, -, _ and ."),
             );
         }
-        Some(ZooKeeperConfig { access, path: path.to_owned() })
+        let modes = [(false, "lease"), (true, "latch")];
+        let is_latch = self.one_of(zookeeper.mode.as_ref(), &modes).unwrap_or(false);
+        let session_ms = self.number(&zookeeper.session_ms, limits::STORE_SESSION_MS);
+        if let Some(written) = &zookeeper.session_ms
+            && !is_latch
+        {
+            self.wrong(&written.span(), "for `mode = \"latch\"` only: a lease has no session");
+        }
+        let latch = ZooKeeperMode::Latch { session: Duration::from_millis(session_ms) };
+        let mode = if is_latch { latch } else { ZooKeeperMode::Lease };
+        Some(ZooKeeperConfig { access, path: path.to_owned(), mode })
     }
 
     fn store(&mut self, keys: &StoreKeys<'_>) -> StoreAccess {

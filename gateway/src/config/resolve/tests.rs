@@ -417,7 +417,7 @@ fn an_election_by_etcd_is_shown_with_its_defaults() {
     let mut explained = String::new();
     crate::config::explain::explain(&resolved, &mut explained).unwrap();
     let line = explained.lines().find(|line| line.starts_with("election")).unwrap();
-    expect!["election     by records in etcd at 10.0.0.1:2379, etcd-2:2379, encrypted, as mdgw; keys /mdgw/group-N"]
+    expect!["election     by records in etcd, encrypted, at 10.0.0.1:2379, etcd-2:2379, as mdgw; keys /mdgw/group-N"]
         .assert_eq(line);
 }
 
@@ -458,8 +458,20 @@ fn an_election_by_zookeeper_is_shown_and_its_path_checked() {
         election.backend = "zookeeper"
         election.zookeeper.endpoints = ["10.0.0.1:2181"]
         election.zookeeper.request_timeout_ms = 1000
-        election.zookeeper.path = "/mdgw""#]]
+        election.zookeeper.path = "/mdgw"
+        election.zookeeper.mode = "lease""#]]
     .assert_eq(&lines.join("\n"));
+    let refused_session = with_election(&format!("{text}session_ms = 400\n"));
+    refused(
+        &refused_session,
+        expect![[r#"x.toml:33:14: election.zookeeper.session_ms: for `mode = "latch"` only: a lease has no session"#]],
+    );
+    let latch = load(&with_election(&format!("{text}session_ms = 400\nmode = \"latch\"\n"))).unwrap();
+    let mut explained = String::new();
+    crate::config::explain::explain(&latch, &mut explained).unwrap();
+    let line = explained.lines().find(|line| line.starts_with("election")).unwrap();
+    expect!["election     by lines in ZooKeeper, with sessions of 400ms, at 10.0.0.1:2181; nodes /mdgw/line-N"]
+        .assert_eq(line);
     refused(
         &with_election(&format!("{text}path = \"/mdgw/\"\nuser = \"u\"\n")),
         expect![[r#"
