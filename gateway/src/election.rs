@@ -11,6 +11,7 @@
 //! - [`core`]: what every election core is: a pure state machine with time passed in, no I/O, no clock, no thread, so
 //!   that the product, the simulation and the model run the same code.
 //! - [`driver`]: the election thread around a core.
+//! - [`emergent`]: membership without a store, which prefers availability.
 //! - [`file`]: the register of one host.
 //! - [`timing`]: lease, renewal, margin; refused where two leases could overlap, with the arithmetic.
 //! - [`identity`], [`fitness`]: who stands, and how well it is.
@@ -34,6 +35,7 @@ pub mod access;
 pub mod auth;
 pub mod core;
 pub mod driver;
+pub mod emergent;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod file;

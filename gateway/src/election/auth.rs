@@ -36,6 +36,8 @@ pub enum Purpose {
     PairLink,
     /// That a process has ended.
     DeathNotice,
+    /// Between members of the backend without a store.
+    Membership,
 }
 
 impl SharedKey {
@@ -103,6 +105,7 @@ impl Purpose {
             Self::Vote => b"mdgw vote      1",
             Self::PairLink => b"mdgw pair      1",
             Self::DeathNotice => b"mdgw death     1",
+            Self::Membership => b"mdgw members   1",
         }
     }
 }

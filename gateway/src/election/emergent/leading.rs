@@ -1,0 +1,153 @@
+//! When the coordinator leads: epoch, fence, hand-over.
+
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
+
+use super::{Emergent, Membership, Phase, Safeguard, joining::Joining, message::Message};
+use crate::election::{
+    core::{CloseReason, Notice, Obstacle, Output, Progress},
+    fitness::Standing,
+    identity::{NodeId, next_epoch},
+};
+
+/// An open fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Leadership {
+    pub(super) epoch: Epoch,
+    pub(super) deadline: MonoNs,
+}
+
+impl Emergent {
+    /// Opens, renews or closes, as things stand.
+    pub(super) fn lead(&mut self, now: MonoNs) {
+        let deadline = self.fence_deadline();
+        if !self.is_coordinator() || self.is_without_side() {
+            return self.close_fence(CloseReason::Lost);
+        }
+        let obstacle = self.what_stands_against();
+        let is_clear = obstacle.is_none();
+        self.obstruct(obstacle);
+        match self.leadership {
+            // Another side led above us meanwhile: receivers would drop what we say.
+            Some(Leadership { epoch, .. }) if epoch < self.known_epoch => self.close_fence(CloseReason::Outranked),
+            Some(leadership) if is_clear && deadline > leadership.deadline => {
+                self.leadership = Some(Leadership { deadline, ..leadership });
+                self.outputs.push(Output::Renew { deadline });
+            }
+            _ => {}
+        }
+        if self.leadership.is_none() && is_clear && deadline > now {
+            let Some(epoch) = next_epoch(self.config.member.node, [self.known_epoch]) else {
+                return self.obstruct(Some(Obstacle::EpochsUsedUp));
+            };
+            self.known_epoch = epoch;
+            self.leadership = Some(Leadership { epoch, deadline });
+            self.outputs.push(Output::Open { epoch, deadline });
+        }
+    }
+
+    /// Closes a fence whose time is over, before anything else is looked at.
+    pub(super) fn end_of_deadline(&mut self, now: MonoNs) {
+        if self.leadership.is_some_and(|leadership| now >= leadership.deadline) {
+            self.close_fence(CloseReason::Expired);
+        }
+    }
+
+    pub(super) fn close_fence(&mut self, reason: CloseReason) {
+        if let Some(Leadership { epoch, .. }) = self.leadership.take() {
+            self.outputs.push(Output::Close { epoch, reason });
+        }
+    }
+
+    /// When the last heartbeats of the minimum size were had, plus the failure time-out, less M. In the past where they
+    /// never were.
+    fn fence_deadline(&self) -> MonoNs {
+        let timing = &self.config.timing;
+        let open_ns = timing.failure_ns.saturating_sub(timing.margin_ns);
+        let Some(membership) = self.membership() else { return MonoNs(0) };
+        let others_needed = match self.config.minimum_size.saturating_sub(1) {
+            _ if self.lacks(Safeguard::MinimumSize) => 0,
+            _ if self.lacks(Safeguard::HeartbeatDeadline)
+                && membership.list.live_count() >= self.config.minimum_size =>
+            {
+                0
+            }
+            needed => needed,
+        };
+        let mut heard: Vec<_> =
+            membership.heard.values().filter(|heard| heard.count > 0).map(|heard| heard.at).collect();
+        heard.sort_unstable_by(|a, b| b.cmp(a));
+        let had = match others_needed.checked_sub(1) {
+            // Alone it renews with its own heartbeats, not at every step.
+            None => Some(MonoNs(membership.heartbeat_at.0.saturating_sub(timing.heartbeat_ns))),
+            Some(last) => heard.get(last).copied(),
+        };
+        had.map_or(MonoNs(0), |had| had.plus(open_ns))
+    }
+
+    fn is_without_side(&self) -> bool {
+        self.membership().is_none_or(|membership| membership.yielding.is_some() || membership.is_leaving)
+    }
+
+    fn what_stands_against(&self) -> Option<Obstacle> {
+        let error_ppm_max = self.config.timing.rate_error_ppm;
+        if self.standing == Standing::Joins {
+            Some(Obstacle::Joining)
+        } else if self.progress == Progress::Stuck {
+            Some(Obstacle::NoProgress)
+        } else if self.clock_error_ppm > error_ppm_max {
+            Some(Obstacle::ClockRate { error_ppm: self.clock_error_ppm, error_ppm_max })
+        } else {
+            None
+        }
+    }
+
+    /// Leadership goes to the next in age, by leaving and rejoining as the youngest.
+    pub(super) fn hand_over(&mut self, target: Option<NodeId>) {
+        let next = self.membership().and_then(|membership| membership.list.live().nth(1));
+        let next = next.map(|listed| listed.member.node);
+        let failed = |target, why| Output::Notice(Notice::HandOverFailed { target, why });
+        match (self.leadership, next) {
+            (Some(_), Some(next)) if target.is_none_or(|target| target == next) => {
+                self.close_fence(CloseReason::HandedOver);
+                if let Some(membership) = self.membership_mut() {
+                    membership.is_leaving = true;
+                }
+                self.outputs.push(Output::Drain);
+            }
+            (Some(_), Some(_)) => self.outputs.push(failed(target, "it goes to the next in age alone")),
+            (Some(_), None) => self.outputs.push(failed(target, "there is no other live member")),
+            (None, _) => self.outputs.push(failed(target, "this gateway does not lead")),
+        }
+    }
+
+    pub(super) fn drained(&mut self, now: MonoNs) {
+        let Some(Membership { is_leaving: true, list, .. }) = self.membership() else { return };
+        let next = list.live().nth(1).map(|listed| listed.address);
+        self.leave(now);
+        if let Some(next) = next {
+            self.phase = Phase::Joining(Joining::by(next));
+        } else if let Some(membership) = self.membership_mut() {
+            membership.is_leaving = false;
+        }
+    }
+
+    /// Tells the others that we are off the list: nobody has to wait for our silence.
+    pub(super) fn leave(&mut self, now: MonoNs) {
+        let ours = self.config.member.node;
+        let is_coordinator = self.is_coordinator();
+        let Some(membership) = self.membership_mut() else { return };
+        if !is_coordinator {
+            let coordinator = membership.list.coordinator();
+            if let Some((address, incarnation)) = coordinator.map(|listed| (listed.address, listed.member.incarnation))
+            {
+                self.send(address, Some(incarnation), Message::Leave);
+            }
+            return;
+        }
+        if membership.list.live_count() > 1 {
+            membership.list.remove(ours, ours);
+            membership.forget_unlisted(now, ours);
+            self.tell_list();
+        }
+    }
+}
