@@ -5,6 +5,7 @@
 
 mod alarms;
 mod cold;
+mod election;
 mod group;
 mod log_keeping;
 mod pool;
@@ -29,7 +30,9 @@ use crate::{
     audit::{Audit, AuditNotes, entry::Change, file::AuditError},
     config::Resolved,
     control::{ControlServer, GroupControl, PairControl},
-    election::identity::NodeId,
+    election::{
+        access::AccessError, core::Progress, driver::Election, fitness::Fitness, identity::NodeId, latch::LeaderLatch,
+    },
     engine::{
         dispatch::{FailReason, StartError},
         roles::Gauges,
@@ -52,6 +55,7 @@ pub struct Gateway {
     node: u8,
     groups: BTreeMap<GroupId, GroupDesk>,
     logs: BTreeMap<ChannelId, PathBuf>,
+    elections: BTreeMap<GroupId, Election>,
     pools: Vec<PoolOfChannels>,
     standby: Option<Standby>,
     link: Option<PairLink>,
@@ -122,11 +126,9 @@ pub enum GatewayError {
         /// Why.
         source: StartError,
     },
-    /// The configuration asks for an election.
-    #[error(
-        "`[election]` is configured, but this version publishes whenever it runs: it would publish beside the leader"
-    )]
-    Election,
+    /// The election's store.
+    #[error(transparent)]
+    Store(#[from] AccessError),
     /// The retransmission service.
     #[error(transparent)]
     Retransmission(#[from] ServiceError),
@@ -156,11 +158,12 @@ impl Gateway {
     /// # Errors
     /// The first thing that can't be had. Nothing is left running then.
     pub fn start(config: &Resolved, overrides: Overrides) -> Result<Self, GatewayError> {
-        if config.election.is_some() {
-            return Err(GatewayError::Election);
-        }
         let audit = config.gateway.audit_file.as_ref().map(Audit::start).transpose()?;
         let registry = Arc::new(Registry::default());
+        let overrides = match config.election {
+            Some(_) => Overrides { leadership: Leadership::Elected, ..overrides },
+            None => overrides,
+        };
         let mut wiring = Wiring::new(config, overrides, &registry)?;
         let epoch = wiring.epoch();
         let mut pools = Vec::new();
@@ -184,12 +187,21 @@ impl Gateway {
         let logs = config.channels.iter().map(|setup| (setup.id, wiring::log_directory(config, setup.id))).collect();
         let (latency, cold) = wiring.start_cold_threads()?;
         tracing::info!(epoch = epoch.count(), channels = config.channels.len(), pools = pools.len(), "gateway runs");
+        let elections = match &config.election {
+            Some(election) => election::start(config, election, epoch, &groups).inspect_err(|_| {
+                for PoolOfChannels { pool, .. } in &pools {
+                    pool.shutdown();
+                }
+            })?,
+            None => BTreeMap::new(),
+        };
         let gateway = Self {
             epoch,
             node: config.gateway.node,
             audit,
             control: None,
             groups,
+            elections,
             logs,
             pools,
             standby,
@@ -240,6 +252,12 @@ impl Gateway {
     #[must_use]
     pub fn group(&self, group: GroupId) -> Option<&GroupDesk> {
         self.groups.get(&group)
+    }
+
+    /// The election of that group, where there is one.
+    #[must_use]
+    pub fn election(&self, group: GroupId) -> Option<&Election> {
+        self.elections.get(&group)
     }
 
     /// Links it to the other gateway of its pair; where messages for that one are left and found.
@@ -310,6 +328,16 @@ impl Gateway {
         self.alarms.look(&readings, &failed);
     }
 
+    /// Tells each group's election how fit this gateway is to lead it. To be called some times a second.
+    pub fn tell_fitness(&self) {
+        let progress = if self.fault().is_some() { Progress::Stuck } else { Progress::Running };
+        for (group, election) in &self.elections {
+            let failed = self.groups.get(group).map_or(0, GroupDesk::failed_count);
+            election.set_fitness(Fitness { channels_failed: failed, ..Fitness::default() });
+            election.set_progress(progress);
+        }
+    }
+
     /// What may change while it runs: see [`Resolved::diff_reloadable`].
     pub fn reload(&self, config: &Resolved) {
         self.latency.set_interval_ns(config.latency.interval_ns);
@@ -322,7 +350,9 @@ impl Gateway {
     /// When latency logs or state could not be written to their end; everything has ended all the same.
     pub fn stop(self) -> Result<GatewayReport, GatewayError> {
         self.note_all(&Change::Stopped);
-        let Self { epoch, pools, standby, link, latency, cold, audit, control, .. } = self;
+        let Self { epoch, elections, pools, standby, link, latency, cold, audit, control, .. } = self;
+        // First of all: another gateway leads on while this one still ends.
+        elections.values().for_each(LeaderLatch::close);
         drop(control);
         drop(link);
         let heard = standby.map(Standby::stop);

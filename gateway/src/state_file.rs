@@ -102,6 +102,18 @@ impl StateFile {
         Ok(Epoch::new(count, node))
     }
 
+    /// Keeps that epochs have got as far as `epoch`, so that later ones are above it. Writes only where that is news.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn keep_epoch(&mut self, epoch: Epoch) -> Result<(), StateError> {
+        let count = epoch.count();
+        if count <= self.state.epoch_count {
+            return Ok(());
+        }
+        self.replace(State { epoch_count: count, ..self.state.clone() })
+    }
+
     /// The last numbering of a channel.
     #[must_use]
     pub fn numbering(&self, channel: ChannelId) -> Option<Numbering> {
@@ -281,6 +293,17 @@ mod tests {
         let last = Epoch::new(EPOCH_COUNT_MAX, 0);
         let refused = StateFile::open(&path).unwrap().next_epoch(3, Some(last)).unwrap_err();
         assert!(matches!(refused, StateError::EpochsUsedUp { .. }));
+    }
+
+    #[test]
+    fn epochs_go_on_above_what_was_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let mut state = StateFile::open(&path).unwrap();
+        state.keep_epoch(Epoch::new(40, 9)).unwrap();
+        state.keep_epoch(Epoch::new(39, 9)).unwrap();
+        drop(state);
+        assert_eq!(StateFile::open(&path).unwrap().next_epoch(3, None).unwrap(), Epoch::new(41, 3));
     }
 
     #[test]

@@ -70,6 +70,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             }
             reload(args, &mut config, &gateway, &level);
         }
+        gateway.tell_fitness();
         if let Some(fault) = gateway.fault() {
             break Some(fault);
         }

@@ -9,11 +9,15 @@ use mdgw_feeds::channel::SchemaSet;
 
 use super::{
     host::Findings,
-    resolved::{Backend, ChannelSetup, OutputConfig, PROMOTION_POLICIES, PoolConfig, Resolved, WAIT_POLICIES},
+    resolved::{
+        Backend, ChannelSetup, ElectionConfig, OutputConfig, PROMOTION_POLICIES, PoolConfig, Resolved, WAIT_POLICIES,
+    },
     settings::name_of,
 };
-use crate::election::access::ZooKeeperMode;
-use crate::net::sockets::Stamps;
+use crate::{
+    election::{access::ZooKeeperMode, lease::OnSuspended},
+    net::sockets::Stamps,
+};
 
 /// Writes what would run.
 ///
@@ -47,6 +51,7 @@ pub fn explain(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     for output in &config.outputs {
         explain_output(config, output, out)?;
     }
+    explain_election(config, out)?;
     explain_services(config, out)?;
     explain_memory(config, out)
 }
@@ -146,9 +151,52 @@ fn explain_output(config: &Resolved, output: &OutputConfig, out: &mut impl Write
 
 fn explain_election(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     let Some(election) = &config.election else {
-        return writeln!(out, "election     none: this gateway publishes whenever it runs");
+        return writeln!(out, "\nelection     none: this gateway publishes whenever it runs");
     };
-    let (how, access, place) = match &election.backend {
+    let ElectionConfig { timing, .. } = election;
+    let by = explain_backend(&election.backend);
+    writeln!(out, "\nelection     as {} (node {}), {by}, one for each group", election.name, config.gateway.node)?;
+    writeln!(
+        out,
+        "  lease      {}, renewed every {}; stops {} before others may begin",
+        Nanoseconds(timing.lease_ns),
+        Nanoseconds(timing.renew_ns),
+        Nanoseconds(timing.margin_ns)
+    )?;
+    writeln!(
+        out,
+        "  margin     at least 2 x {} ppm of the lease + longest send {} + reading the clock",
+        timing.rate_error_ppm,
+        Nanoseconds(timing.send_ns_max)
+    )?;
+    let takes_over_ns = timing.lease_ns.saturating_sub(timing.renew_ns);
+    writeln!(
+        out,
+        "  takes over {} to {} after the last sign of life, and a swap; at once after a release or a notice of death",
+        Nanoseconds(takes_over_ns),
+        Nanoseconds(timing.lease_ns)
+    )?;
+    let doubt = match election.on_suspended {
+        OnSuspended::Hold => "publishes on until the lease runs out, or while all others promise not to take over",
+        OnSuspended::Stop => "stops at once",
+    };
+    writeln!(out, "  in doubt   {doubt}")?;
+    let peers: Vec<String> = election.peers.iter().map(|peer| format!("{} (node {})", peer.name, peer.node)).collect();
+    let preferred = election.preferred.map_or_else(String::new, |node| format!("; preferred: node {node}"));
+    writeln!(out, "  with       {}{preferred}", if peers.is_empty() { "nobody".to_owned() } else { peers.join(", ") })?;
+    let place = election.core.map_or_else(|| "any core".to_owned(), |core| format!("core {core}"));
+    write!(out, "  thread     on {place}")?;
+    match election.priority {
+        Some(priority) => writeln!(out, ", SCHED_FIFO {priority}")?,
+        None => writeln!(out)?,
+    }
+    let mark = config.output_mark();
+    writeln!(out, "  revision   {}, output {:016x}", mark.revision, mark.hash)
+}
+
+fn explain_backend(backend: &Backend) -> String {
+    let (how, access, place) = match backend {
+        Backend::File(directory) => return format!("by records of this host in {}", directory.display()),
         Backend::Etcd(etcd) => {
             let how = if etcd.tls.is_some() { "records in etcd, encrypted," } else { "records in etcd" };
             (how.to_owned(), &etcd.access, format!("keys {}group-N", etcd.prefix))
@@ -166,8 +214,8 @@ fn explain_election(config: &Resolved, out: &mut impl Write) -> fmt::Result {
             }
         }
     };
-    let user = access.login.as_ref().map_or_else(String::new, |login| format!(", as {}", login.user));
-    writeln!(out, "election     by {how} at {}{user}; {place}", access.endpoints.join(", "))
+    let user = access.login.as_ref().map_or_else(String::new, |login| format!(", user {}", login.user));
+    format!("by {how} at {}{user}: {place}", access.endpoints.join(", "))
 }
 
 fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
@@ -187,7 +235,6 @@ fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
         }
         None => writeln!(out, "\nretransmit   not served")?,
     }
-    explain_election(config, out)?;
     let latency = &config.latency;
     match &latency.directory {
         Some(directory) => writeln!(
@@ -325,8 +372,9 @@ mod tests {
               line       239.66.1.1:31000 by eth3, TTL 1
               line       239.66.1.2:31000 by eth4, TTL 1
 
-            retransmit   10.20.0.5:31100, answers 10.20.0.0/16: 1000 requests and 11.9 MiB a second each, up to 256 packets a request
             election     none: this gateway publishes whenever it runs
+
+            retransmit   10.20.0.5:31100, answers 10.20.0.0/16: 1000 requests and 11.9 MiB a second each, up to 256 packets a request
             latency      every 10 s to /var/log/mdgw, 2 significant digits
             log          info
 

@@ -206,12 +206,51 @@ pub struct Retransmission {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Election {
-    /// Who grants leadership: `etcd` or `zookeeper`.
+    /// Who grants leadership.
     pub backend: Written<String>,
+    /// Name of this gateway.
+    pub name: Written<String>,
+    /// `default`, `fast` or `calm`.
+    pub profile: Written<String>,
+    /// L, instead of the profile's.
+    pub lease_ms: Written<i64>,
+    /// R, instead of the profile's.
+    pub renew_ms: Written<i64>,
+    /// M, instead of the profile's.
+    pub margin_ms: Written<i64>,
+    /// S, half of the margin unless given.
+    pub send_us_max: Written<i64>,
+    /// Bound on the error of any clock's rate.
+    pub rate_error_ppm: Written<i64>,
+    /// `hold` or `stop`.
+    pub on_suspended: Written<String>,
+    /// Revision of this configuration.
+    pub revision: Written<i64>,
+    /// Number of the gateway that is to lead where it can.
+    pub preferred: Written<i64>,
+    /// Core of the election threads.
+    pub core: Written<i64>,
+    /// SCHED_FIFO priority, 0 for none.
+    pub priority: Written<i64>,
+    /// How long listeners are waited for.
+    pub listeners_ms_max: Written<i64>,
+    /// `[election.file]`
+    pub file: Option<Spanned<FileStore>>,
     /// `[election.etcd]`
     pub etcd: Option<Spanned<Etcd>>,
     /// `[election.zookeeper]`
     pub zookeeper: Option<Spanned<ZooKeeper>>,
+    /// `[[election.peer]]`
+    #[serde(default)]
+    pub peer: Vec<Spanned<Peer>>,
+}
+
+/// `[election.file]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileStore {
+    /// Directory of the records.
+    pub directory: Written<String>,
 }
 
 /// `[election.etcd]`
@@ -254,6 +293,16 @@ pub struct ZooKeeper {
     pub user: Written<String>,
     /// File that holds the password.
     pub password_file: Written<String>,
+}
+
+/// `[[election.peer]]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Peer {
+    /// Its `gateway.node`.
+    pub node: Written<i64>,
+    /// Its `election.name`.
+    pub name: Written<String>,
 }
 
 /// `[latency]`

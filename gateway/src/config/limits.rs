@@ -83,6 +83,22 @@ pub const PACKETS_PER_REQUEST_MAX: Bound = bound(1, 65_536, 256, "packets");
 pub const STORE_REQUEST_TIMEOUT_MS: Bound = bound(1, 60_000, 1_000, "milliseconds");
 /// Session of a latch over ZooKeeper. The least that an ensemble grants by default: two ticks of 2 s.
 pub const STORE_SESSION_MS: Bound = bound(200, 600_000, 4_000, "milliseconds");
+/// What others wait for before they lead: see the profiles of the election's timing.
+pub const LEASE_MS: Bound = bound(5, 3_600_000, 100, "milliseconds");
+/// At least three renewals fit a lease.
+pub const RENEW_MS: Bound = bound(1, 1_200_000, 20, "milliseconds");
+/// A leader stops so long before others may begin.
+pub const MARGIN_MS: Bound = bound(1, 1_200_000, 20, "milliseconds");
+/// Longest send that the margin has to pay for.
+pub const SEND_US_MAX: Bound = bound(1, 600_000_000, 10_000, "microseconds");
+/// Crystals and slewing together.
+pub const RATE_ERROR_PPM: Bound = bound(1, 10_000, 200, "parts per million");
+/// Raised by whoever rolls out a configuration that changes the output.
+pub const REVISION: Bound = bound(1, i64::MAX, 1, "revision");
+/// A listener that writes a line somewhere needs far less; one that hangs costs a takeover no more.
+pub const LISTENERS_MS_MAX: Bound = bound(0, 1_000, 5, "milliseconds");
+/// Other gateways: there are 256 numbers.
+pub const PEERS_MAX: usize = 255;
 /// Latency intervals: short enough to see a bad minute, long enough that a day's log stays small
 /// (some 60 MB for two channels on two threads).
 pub const LATENCY_INTERVAL_MS: Bound = bound(100, 3_600_000, 10_000, "milliseconds");

@@ -1,5 +1,6 @@
 //! From the file as written to the configuration in force. Every problem is noted and the next key looked at.
 
+mod backend;
 mod channels;
 mod election;
 mod outputs;
@@ -60,7 +61,7 @@ impl Resolver<'_> {
         let channels = self.channels(file, &pools);
         let outputs = self.outputs(file, &channels);
         let retransmission = file.retransmission.as_ref().map(|written| self.retransmission(written));
-        let election = file.election.as_ref().and_then(|written| self.election(written));
+        let election = file.election.as_ref().and_then(|written| self.election(written, &gateway, &pools));
         let none = file::Latency::default();
         let latency = self.latency(file.latency.as_ref().unwrap_or(&none));
         let level = file.log.as_ref().and_then(|log| log.level.as_ref());

@@ -17,7 +17,12 @@ use mdgw_feeds::{
 pub use crate::net::sockets::Interface;
 use crate::net::{probe::IoChoice, sockets::Stamps};
 use crate::{
-    election::access::{EtcdConfig, ZooKeeperConfig},
+    election::{
+        access::{EtcdConfig, ZooKeeperConfig},
+        identity::{NodeId, NodeName},
+        lease::OnSuspended,
+        timing::LeaseTiming,
+    },
     engine::dispatch::{DispatchConfig, PromotionPolicy, ThreadConfig, WaitPolicy},
 };
 
@@ -366,20 +371,49 @@ impl fmt::Display for Network {
 #[error("not a network: expected an address and a prefix length without host bits, such as 10.1.0.0/16")]
 pub struct InvalidNetwork;
 
-/// Who publishes.
+/// Who publishes. Each group has a lease of its own, all with these settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ElectionConfig {
     /// Who grants leadership.
     pub backend: Backend,
+    /// Name of this gateway.
+    pub name: NodeName,
+    /// The other gateways that may lead.
+    pub peers: Vec<PeerConfig>,
+    /// Checked: no two leases can overlap.
+    pub timing: LeaseTiming,
+    /// While the connection is in doubt.
+    pub on_suspended: OnSuspended,
+    /// Raised by whoever rolls out a configuration that changes the output.
+    pub revision: u64,
+    /// Who is to lead where it can.
+    pub preferred: Option<NodeId>,
+    /// Core of the election threads; never one of a pool's.
+    pub core: Option<usize>,
+    /// SCHED_FIFO priority, if the threads are to have one.
+    pub priority: Option<u8>,
+    /// How long listeners are waited for before a fence opens.
+    pub listeners_ns_max: u64,
 }
 
 /// Who grants leadership.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backend {
+    /// Records in a directory of this host, one directory in it per group.
+    File(PathBuf),
     /// A record in etcd.
     Etcd(EtcdConfig),
     /// A record in ZooKeeper.
     ZooKeeper(ZooKeeperConfig),
+}
+
+/// Another gateway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerConfig {
+    /// Its number.
+    pub node: NodeId,
+    /// Its name.
+    pub name: NodeName,
 }
 
 /// Latency logs.
@@ -440,6 +474,9 @@ macro_rules! named {
 named!(IoBackend { Auto = "auto", IoUring = "io_uring", Epoll = "epoll" });
 named!(OrderStoreKind { Hash = "hash", Window = "window" });
 named!(LogLevel { Error = "error", Warn = "warn", Info = "info", Debug = "debug", Trace = "trace" });
+
+/// What a leader does while its connection is in doubt, with the names that the configuration uses.
+pub const ON_SUSPENDED: [(OnSuspended, &str); 2] = [(OnSuspended::Hold, "hold"), (OnSuspended::Stop, "stop")];
 
 /// Receive stamps with the names that the configuration uses.
 pub const STAMPS: [(Stamps, &str); 2] = [(Stamps::Kernel, "kernel"), (Stamps::Hardware, "hardware")];

@@ -3,12 +3,17 @@
 
 use std::fmt::{Debug, Display};
 
+use mdgw_feeds::published::packet::PACKET_VERSION;
+
 use super::resolved::{
-    Backend, ChannelSetup, ElectionConfig, Interface, LineConfig, OutputConfig, OutputLine, PROMOTION_POLICIES,
-    PoolConfig, Resolved, RetransmissionConfig, STAMPS, Threads, WAIT_POLICIES,
+    Backend, ChannelSetup, ElectionConfig, Interface, LineConfig, ON_SUSPENDED, OutputConfig, OutputLine,
+    PROMOTION_POLICIES, PoolConfig, Resolved, RetransmissionConfig, STAMPS, Threads, WAIT_POLICIES,
 };
 
-use crate::election::access::{StoreAccess, ZooKeeperMode};
+use crate::election::{
+    access::{StoreAccess, ZooKeeperMode},
+    record::ConfigurationMark,
+};
 
 /// A key, such as `channel.nasdaq.line.A.group`, and its value in the file's notation.
 pub type Setting = (String, String);
@@ -56,6 +61,37 @@ impl Resolved {
         list.settings
     }
 }
+
+impl Resolved {
+    /// What this configuration makes of its input: two gateways with one hash give their output the same names and the
+    /// same content, whatever their interfaces, cores and limits of services.
+    #[must_use]
+    pub fn output_mark(&self) -> ConfigurationMark {
+        let shapes = |key: &str| {
+            key.starts_with("channel.") && OUTPUT_KEYS.iter().any(|name| key.rsplit('.').next() == Some(*name))
+                // A line's own keys decide what arrives, not what becomes of it.
+                && !key.contains(".line.")
+        };
+        let hash = self
+            .settings()
+            .iter()
+            .filter(|(key, _)| shapes(key))
+            .flat_map(|(key, value)| key.bytes().chain([0]).chain(value.bytes()).chain([0]))
+            .fold(FNV_BASIS, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME));
+        ConfigurationMark {
+            hash,
+            revision: self.election.as_ref().map_or(0, |election| election.revision),
+            output_version: u32::from(PACKET_VERSION),
+        }
+    }
+}
+
+/// Keys of a channel that its output depends on. Limits are among them: what doesn't fit a book makes it suspect.
+const OUTPUT_KEYS: [&str; 8] =
+    ["id", "feed", "group", "schemas", "date", "orders_max", "levels_max", "instruments_max"];
+/// FNV-1a of 64 bits.
+const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 
 #[derive(Default)]
 struct List {
@@ -175,6 +211,10 @@ impl List {
 
     fn election(&mut self, election: &ElectionConfig) {
         match &election.backend {
+            Backend::File(directory) => {
+                self.push("election.backend", quoted("file"));
+                self.push("election.file.directory", quoted(directory.display()));
+            }
             Backend::Etcd(etcd) => {
                 self.push("election.backend", quoted("etcd"));
                 self.under("election.etcd.".to_owned(), |list| {
@@ -203,6 +243,28 @@ impl List {
                 });
             }
         }
+        self.under("election.".to_owned(), |list| {
+            list.push("name", quoted(&election.name));
+            let timing = &election.timing;
+            list.push("lease_ms", timing.lease_ns / 1_000_000);
+            list.push("renew_ms", timing.renew_ns / 1_000_000);
+            list.push("margin_ms", timing.margin_ns / 1_000_000);
+            list.push("send_us_max", timing.send_ns_max / 1_000);
+            list.push("rate_error_ppm", timing.rate_error_ppm);
+            list.push("on_suspended", quoted(name_of(election.on_suspended, &ON_SUSPENDED)));
+            list.push("revision", election.revision);
+            if let Some(node) = election.preferred {
+                list.push("preferred", node);
+            }
+            if let Some(core) = election.core {
+                list.push("core", core);
+            }
+            list.push("priority", election.priority.unwrap_or(0));
+            list.push("listeners_ms_max", election.listeners_ns_max / 1_000_000);
+            for peer in &election.peers {
+                list.push(&format!("peer.{}.name", peer.node), quoted(&peer.name));
+            }
+        });
     }
 
     fn store(&mut self, access: &StoreAccess) {

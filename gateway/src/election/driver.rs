@@ -81,6 +81,16 @@ pub trait Surroundings: Send {
         BTreeMap::new()
     }
 
+    /// The election knows of that epoch, whoever has it.
+    fn known(&mut self, epoch: Epoch) {
+        let _ = epoch;
+    }
+
+    /// The highest epoch credibly heard on the wire.
+    fn heard(&mut self) -> Option<Epoch> {
+        None
+    }
+
     /// What a person should know.
     fn notice(&mut self, notice: &Notice) {
         let _ = notice;

@@ -28,6 +28,7 @@ use crate::{
         sockets::{MembershipWatch, Watched},
     },
     retransmit::{RetransmissionService, ServedChannel},
+    standby::KnownEpochs,
     state_file::{StateError, StateFile},
     sys::clock::{mono_now, unix_now},
 };
@@ -41,6 +42,7 @@ pub(super) struct ColdParts<'c> {
     pub(super) watched: Watched,
     pub(super) drops: SocketDrops,
     pub(super) served: Vec<ServedChannel>,
+    pub(super) epochs: Vec<Arc<KnownEpochs>>,
 }
 
 /// The running threads.
@@ -55,7 +57,7 @@ pub(super) struct ColdThreads {
 
 impl ColdThreads {
     pub(super) fn start(parts: ColdParts<'_>) -> Result<Self, GatewayError> {
-        let ColdParts { config, state, numberings, keepers, watched, drops, served } = parts;
+        let ColdParts { config, state, numberings, keepers, watched, drops, served, epochs } = parts;
         let stop = Arc::new(AtomicBool::new(false));
         let kernel_drops = Arc::new(Mutex::new(BTreeMap::new()));
         let memberships = if watched.memberships.is_empty() && watched.egresses.is_empty() {
@@ -64,7 +66,7 @@ impl ColdThreads {
             let watch = MembershipWatch::start(watched, MembershipWatch::INTERVAL);
             Some(watch.map_err(GatewayError::io("watch memberships"))?)
         };
-        let chores = Chores { state, numberings, keepers, drops, kernel_drops: Arc::clone(&kernel_drops) };
+        let chores = Chores { state, numberings, keepers, drops, kernel_drops: Arc::clone(&kernel_drops), epochs };
         let of_thread = Arc::clone(&stop);
         let keeper = std::thread::Builder::new()
             .name("mdgw-keeper".to_owned())
@@ -154,6 +156,8 @@ struct Chores {
     keepers: Vec<KeptLog>,
     drops: SocketDrops,
     kernel_drops: Arc<Mutex<BTreeMap<(u32, u8), u64>>>,
+    /// Of each group.
+    epochs: Vec<Arc<KnownEpochs>>,
 }
 
 /// A segment is filled in no less than tens of milliseconds, and one is ready ahead.
@@ -175,12 +179,22 @@ impl Chores {
             }
             if turn.is_multiple_of(TURNS_PER_DROP_READING) {
                 self.read_drops();
+                self.keep_epochs();
             }
             turn = turn.wrapping_add(1);
             std::thread::sleep(TURN);
         }
         self.read_drops();
+        self.keep_epochs();
         self.keep_numberings()
+    }
+
+    /// Epochs that others made are above this gateway's own count: after a restart it must not go back below them.
+    fn keep_epochs(&mut self) {
+        let Some(highest) = self.epochs.iter().map(|epochs| epochs.highest()).max() else { return };
+        if let Err(error) = self.state.keep_epoch(highest) {
+            tracing::error!(%error, "the epoch is not kept");
+        }
     }
 
     fn keep_numberings(&mut self) -> Result<(), StateError> {

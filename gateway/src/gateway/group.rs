@@ -60,6 +60,13 @@ impl GroupDesk {
         self.channels.iter().map(|channel| channel.id)
     }
 
+    /// How many of its channels are out of service.
+    #[must_use]
+    pub fn failed_count(&self) -> u16 {
+        let failed = self.channels.iter().filter(|channel| channel.pool.failed(channel.index).is_some());
+        u16::try_from(failed.count()).unwrap_or(u16::MAX)
+    }
+
     /// The fence has just been opened or closed: every channel looks at once, instead of with its next packet or
     /// heartbeat. Call it after each opening, and after the closing of a hand-over.
     pub fn fence_moved(&self) {

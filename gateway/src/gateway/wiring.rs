@@ -396,6 +396,7 @@ impl<'c> Wiring<'c> {
             watched: self.watched,
             drops: self.drops,
             served: self.served,
+            epochs: self.groups.values().map(|parts| Arc::clone(&parts.epochs)).collect(),
         })?;
         Ok((latency, cold))
     }

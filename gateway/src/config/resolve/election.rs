@@ -1,203 +1,119 @@
-//! `[election]`: who grants leadership, and how to reach it.
-
-use std::{ops::Range, time::Duration};
+//! `[election]` and what stands below it
 
 use toml::Spanned;
 
-use super::{Resolver, text};
+use super::{NS_PER_MS, NS_PER_US, Resolver};
 use crate::{
     config::{
-        file::{self, Written},
-        limits,
-        resolved::{Backend, ElectionConfig},
+        file,
+        limits::{self, Bound},
+        resolved::{ElectionConfig, GatewayConfig, ON_SUSPENDED, PeerConfig, PoolConfig, Threads},
     },
-    election::access::{EtcdConfig, EtcdTls, Login, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
+    election::{
+        identity::{NodeId, NodeName},
+        timing::LeaseTiming,
+    },
 };
 
-/// Keys that every store has.
-struct StoreKeys<'a> {
-    table: Range<usize>,
-    endpoints: &'a Option<Spanned<Vec<Spanned<String>>>>,
-    request_timeout_ms: &'a Written<i64>,
-    user: &'a Written<String>,
-    password_file: &'a Written<String>,
-}
-
 impl Resolver<'_> {
-    pub(super) fn election(&mut self, written: &Spanned<file::Election>) -> Option<ElectionConfig> {
-        let (election, table) = (written.get_ref(), written.span());
-        let name = self.required_text(&election.backend, &table, "backend")?;
-        let kind = self.one_of(Some(name), &BACKENDS)?;
-        self.only_for(kind, Kind::Etcd, election.etcd.as_ref().map(Spanned::span));
-        self.only_for(kind, Kind::ZooKeeper, election.zookeeper.as_ref().map(Spanned::span));
-        if !kind.is_built_in() {
-            let kind = kind.name();
-            self.wrong(
-                &name.span(),
-                format!("{kind:?}: this mdgw was built without it; build it with `--features {kind}`"),
-            );
-        }
-        let backend = match kind {
-            Kind::Etcd => Backend::Etcd(self.etcd(election.etcd.as_ref(), &table)?),
-            Kind::ZooKeeper => Backend::ZooKeeper(self.zookeeper(election.zookeeper.as_ref(), &table)?),
-        };
-        Some(ElectionConfig { backend })
-    }
-
-    fn etcd(&mut self, written: Option<&Spanned<file::Etcd>>, election: &Range<usize>) -> Option<EtcdConfig> {
-        let Some(written) = written else {
-            self.wrong(election, "`[election.etcd]` is missing");
-            return None;
-        };
-        let (etcd, table) = (written.get_ref(), written.span());
-        let prefix = text(&etcd.prefix).unwrap_or("/mdgw/");
-        let access = self.store(&StoreKeys {
-            table: table.clone(),
-            endpoints: &etcd.endpoints,
-            request_timeout_ms: &etcd.request_timeout_ms,
-            user: &etcd.user,
-            password_file: &etcd.password_file,
-        });
-        self.together("certificate_file", &etcd.certificate_file, "key_file", &etcd.key_file);
-        let identity = text(&etcd.certificate_file).zip(text(&etcd.key_file));
-        let tls = text(&etcd.ca_file).map(|ca_file| EtcdTls {
-            ca_file: ca_file.into(),
-            identity: identity.map(|(certificate, key)| (certificate.into(), key.into())),
-        });
-        if let (None, Some(certificate)) = (&tls, &etcd.certificate_file) {
-            self.wrong(&certificate.span(), "a certificate is used with `ca_file` only");
-        }
-        if access.login.is_some() && tls.is_none() {
-            self.warnings
-                .push("the password for etcd crosses the network in the clear: `ca_file` is not set".to_owned());
-        }
-        Some(EtcdConfig { access, prefix: prefix.to_owned(), tls })
-    }
-
-    fn zookeeper(
+    pub(super) fn election(
         &mut self,
-        written: Option<&Spanned<file::ZooKeeper>>,
-        election: &Range<usize>,
-    ) -> Option<ZooKeeperConfig> {
-        let Some(written) = written else {
-            self.wrong(election, "`[election.zookeeper]` is missing");
-            return None;
+        written: &Spanned<file::Election>,
+        gateway: &GatewayConfig,
+        pools: &[PoolConfig],
+    ) -> Option<ElectionConfig> {
+        let (election, table) = (written.get_ref(), written.span());
+        let backend = self.backend(written);
+        let peers = self.peers(&election.peer, NodeId(gateway.node));
+        let preferred = election.preferred.as_ref().map(|_| NodeId(self.number(&election.preferred, limits::NODE)));
+        if let (Some(node), Some(place)) = (preferred, &election.preferred)
+            && node.0 != gateway.node
+            && !peers.iter().any(|peer| peer.node == node)
+        {
+            self.wrong(&place.span(), format!("{node}: neither this gateway nor an [[election.peer]] has this number"));
+        }
+        if peers.is_empty() {
+            self.warnings.push("election without any [[election.peer]]: nobody can take over".to_owned());
+        }
+        let priority: u8 = self.number(&election.priority, limits::PRIORITY);
+        let name = self.node_name(&election.name, &table);
+        Some(ElectionConfig {
+            backend: backend?,
+            name,
+            peers,
+            timing: self.timing(written),
+            on_suspended: self.one_of(election.on_suspended.as_ref(), &ON_SUSPENDED).unwrap_or_default(),
+            revision: self.number(&election.revision, limits::REVISION),
+            preferred,
+            core: self.election_core(election, pools),
+            priority: (priority > 0).then_some(priority),
+            listeners_ns_max: self.number::<u64>(&election.listeners_ms_max, limits::LISTENERS_MS_MAX) * NS_PER_MS,
+        })
+    }
+
+    /// The profile, and what is set over it. Whether it is safe is said with the arithmetic.
+    fn timing(&mut self, written: &Spanned<file::Election>) -> LeaseTiming {
+        let election = written.get_ref();
+        let profiles = LeaseTiming::PROFILES.map(|(name, timing)| (timing, name));
+        let profile = self.one_of(election.profile.as_ref(), &profiles).unwrap_or_default();
+        let mut or = |value: &file::Written<i64>, bound: Bound, unit_ns: u64, default_ns: u64| {
+            value.as_ref().map_or(default_ns, |_| self.number::<u64>(value, bound) * unit_ns)
         };
-        let (zookeeper, table) = (written.get_ref(), written.span());
-        let access = self.store(&StoreKeys {
-            table,
-            endpoints: &zookeeper.endpoints,
-            request_timeout_ms: &zookeeper.request_timeout_ms,
-            user: &zookeeper.user,
-            password_file: &zookeeper.password_file,
+        let lease_ns = or(&election.lease_ms, limits::LEASE_MS, NS_PER_MS, profile.lease_ns);
+        let renew_ns = or(&election.renew_ms, limits::RENEW_MS, NS_PER_MS, profile.renew_ns);
+        let margin_ns = or(&election.margin_ms, limits::MARGIN_MS, NS_PER_MS, profile.margin_ns);
+        let send_ns_max = or(&election.send_us_max, limits::SEND_US_MAX, NS_PER_US, margin_ns / 2);
+        let rate_error_ppm = self.number(&election.rate_error_ppm, limits::RATE_ERROR_PPM);
+        let timing = LeaseTiming { lease_ns, renew_ns, margin_ns, send_ns_max, rate_error_ppm };
+        if let Err(error) = timing.check() {
+            let set = [&election.margin_ms, &election.renew_ms, &election.lease_ms, &election.send_us_max];
+            let place = super::first_place(set).unwrap_or_else(|| written.span());
+            self.wrong(&place, error.to_string());
+        }
+        timing
+    }
+
+    fn peers(&mut self, written: &[Spanned<file::Peer>], own: NodeId) -> Vec<PeerConfig> {
+        let mut peers: Vec<PeerConfig> = Vec::new();
+        for peer in written {
+            let (peer, table) = (peer.get_ref(), peer.span());
+            let node = NodeId(self.required_number(&peer.node, limits::NODE, &table, "node"));
+            let name = self.node_name(&peer.name, &table);
+            if node == own || peers.iter().any(|other| other.node == node || other.name == name) {
+                self.wrong(&table, format!("node {node} {name}: every gateway needs a number and a name of its own"));
+            }
+            peers.push(PeerConfig { node, name });
+        }
+        if peers.len() > limits::PEERS_MAX
+            && let Some(last) = written.last()
+        {
+            self.wrong(&last.span(), format!("{} peers: must be at most {}", peers.len(), limits::PEERS_MAX));
+        }
+        peers
+    }
+
+    fn node_name(&mut self, written: &file::Written<String>, table: &std::ops::Range<usize>) -> NodeName {
+        self.required(written, table, "name");
+        let name = written.as_ref().and_then(|name| NodeName::new(name.get_ref()));
+        if let (Some(written), None) = (written, &name) {
+            let message = format!("{:?}: must be 1 to 64 letters, digits, -, _ or .", written.get_ref());
+            self.wrong(&written.span(), message);
+        }
+        name.unwrap_or_else(|| NodeName::new("unnamed").unwrap_or_else(|| unreachable!("a sound name")))
+    }
+
+    /// A core that no pool has: a busy pool would make renewals late.
+    fn election_core(&mut self, election: &file::Election, pools: &[PoolConfig]) -> Option<usize> {
+        let written = election.core.as_ref()?;
+        let core: usize = self.number(&election.core, limits::CORE);
+        let owner = pools.iter().find(|pool| match &pool.threads {
+            Threads::Pinned(cores) => cores.contains(&core),
+            Threads::Unpinned(_) => false,
         });
-        let path = text(&zookeeper.path).unwrap_or("/mdgw");
-        let is_path = path.starts_with('/')
-            && path
-                .split('/')
-                .skip(1)
-                .all(|part| !part.is_empty() && part.chars().all(is_plain) && !part.starts_with('.'));
-        if let Some(written) = &zookeeper.path
-            && !is_path
-        {
-            self.wrong(
-                &written.span(),
-                format!("{path:?}: expected a path such as \"/mdgw\" of letters, digits, -, _ and ."),
-            );
+        if let Some(pool) = owner {
+            let message = format!("{core}: is a core of pool {}, whose work would make renewals late", pool.name);
+            self.wrong(&written.span(), message);
         }
-        let modes = [(false, "lease"), (true, "latch")];
-        let is_latch = self.one_of(zookeeper.mode.as_ref(), &modes).unwrap_or(false);
-        let session_ms = self.number(&zookeeper.session_ms, limits::STORE_SESSION_MS);
-        if let Some(written) = &zookeeper.session_ms
-            && !is_latch
-        {
-            self.wrong(&written.span(), "for `mode = \"latch\"` only: a lease has no session");
-        }
-        let latch = ZooKeeperMode::Latch { session: Duration::from_millis(session_ms) };
-        let mode = if is_latch { latch } else { ZooKeeperMode::Lease };
-        Some(ZooKeeperConfig { access, path: path.to_owned(), mode })
+        Some(core)
     }
-
-    fn store(&mut self, keys: &StoreKeys<'_>) -> StoreAccess {
-        self.required(keys.endpoints, &keys.table, "endpoints");
-        let written = keys.endpoints.as_ref();
-        let endpoints: &[Spanned<String>] = written.map_or(&[], |list| list.get_ref());
-        if let Some(list) = written
-            && !(1..=limits::STORE_NODES_MAX).contains(&endpoints.len())
-        {
-            self.wrong(&list.span(), format!("{} nodes: must be 1 to {}", endpoints.len(), limits::STORE_NODES_MAX));
-        }
-        for (index, endpoint) in endpoints.iter().enumerate() {
-            let name = endpoint.get_ref();
-            if !is_endpoint(name) {
-                self.wrong(&endpoint.span(), format!("{name:?}: expected host and port, such as \"10.0.0.1:2379\""));
-            } else if endpoints[..index].iter().any(|other| other.get_ref() == name) {
-                self.wrong(&endpoint.span(), format!("{name:?}: stands here twice"));
-            }
-        }
-        self.together("user", keys.user, "password_file", keys.password_file);
-        let login = text(keys.user).zip(text(keys.password_file));
-        let request_timeout_ms = self.number(keys.request_timeout_ms, limits::STORE_REQUEST_TIMEOUT_MS);
-        StoreAccess {
-            endpoints: endpoints.iter().map(|endpoint| endpoint.get_ref().clone()).collect(),
-            request_timeout: Duration::from_millis(request_timeout_ms),
-            login: login.map(|(user, file)| Login { user: user.to_owned(), password_file: file.into() }),
-        }
-    }
-
-    /// A table that is there for another backend than the one in use.
-    fn only_for(&mut self, used: Kind, owner: Kind, table: Option<Range<usize>>) {
-        if let Some(table) = table
-            && used != owner
-        {
-            let (owner, used) = (owner.name(), used.name());
-            self.wrong(&table, format!("for `backend = {owner:?}` only; this one is {used:?}"));
-        }
-    }
-
-    /// Neither of the two is of use without the other.
-    fn together(&mut self, name: &str, written: &Written<String>, other_name: &str, other: &Written<String>) {
-        for (there, missing) in [
-            (written.as_ref().filter(|_| other.is_none()), other_name),
-            (other.as_ref().filter(|_| written.is_none()), name),
-        ] {
-            if let Some(there) = there {
-                self.wrong(&there.span(), format!("`{missing}` is missing beside it"));
-            }
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Etcd,
-    ZooKeeper,
-}
-
-const BACKENDS: [(Kind, &str); 2] = [(Kind::Etcd, "etcd"), (Kind::ZooKeeper, "zookeeper")];
-
-impl Kind {
-    /// Of the backend and of the cargo feature that builds it in.
-    fn name(self) -> &'static str {
-        BACKENDS.iter().find(|(kind, _)| *kind == self).map_or("unnamed", |(_, name)| name)
-    }
-
-    fn is_built_in(self) -> bool {
-        match self {
-            Self::Etcd => cfg!(feature = "etcd"),
-            Self::ZooKeeper => cfg!(feature = "zookeeper"),
-        }
-    }
-}
-
-fn is_endpoint(text: &str) -> bool {
-    text.rsplit_once(':').is_some_and(|(host, port)| {
-        !host.is_empty()
-            && host.chars().all(|c| is_plain(c) || "[]:".contains(c))
-            && port.parse::<u16>().is_ok_and(|port| port != 0)
-    })
-}
-
-fn is_plain(c: char) -> bool {
-    c.is_ascii_alphanumeric() || "-_.".contains(c)
 }

@@ -9,6 +9,7 @@ use crate::{
         Changes, ConfigError, Resolved,
         resolved::{LogLevel, Threads},
     },
+    election::timing::LeaseTiming,
     engine::dispatch::{PromotionPolicy, WaitPolicy},
 };
 
@@ -78,7 +79,7 @@ fn promotion_follows_the_wait_policy_unless_given() {
 
 #[test]
 fn shipped_configurations_load() {
-    for name in ["mdgw.toml", "loopback.toml"] {
+    for name in ["mdgw.toml", "loopback.toml", "pair.toml"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops/config").join(name);
         let resolved = Resolved::load(&path).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(resolved.warnings, Vec::<String>::new(), "{name}");
@@ -107,6 +108,22 @@ fn defaults_in_the_shipped_comments_are_the_defaults() {
     assert!(count > 25, "{count} commented keys found");
     let [plain, explicit] =
         [&text, &uncommented].map(|text| Resolved::from_text(&path, text).unwrap_or_else(|e| panic!("{e}")));
+    assert_eq!(plain.settings(), explicit.settings());
+}
+
+#[test]
+fn defaults_in_the_pairs_comments_are_the_defaults() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops/config/pair.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (before, election) = text.split_once("[election]").unwrap();
+    let has_default =
+        |line: &&str| line.contains(" = ") && !line.starts_with("# preferred") && !line.starts_with("# core");
+    let lines = election
+        .lines()
+        .map(|line| Some(line).filter(has_default).and_then(|line| line.strip_prefix("# ")).unwrap_or(line));
+    let explicit = format!("{before}[election]{}\n", lines.collect::<Vec<_>>().join("\n"));
+    assert_ne!(explicit, text);
+    let [plain, explicit] = [&text, &explicit].map(|text| load(text).unwrap_or_else(|error| panic!("{error}")));
     assert_eq!(plain.settings(), explicit.settings());
 }
 
@@ -380,7 +397,7 @@ fn a_reload_neither_starts_nor_ends_the_retransmission_service() {
 
 /// [`SMALL`] with an election by these lines.
 fn with_election(lines: &str) -> String {
-    format!("{SMALL}\n[election]\n{lines}")
+    format!("{SMALL}\n[election]\nname = \"gw0\"\n{lines}\n[[election.peer]]\nnode = 1\nname = \"gw1\"\n")
 }
 
 #[test]
@@ -389,7 +406,7 @@ fn a_store_that_is_not_built_in_names_its_feature() {
     refused(
         &with_election("backend = \"etcd\"\n[election.etcd]\nendpoints = [\"10.0.0.1:2379\"]\n"),
         expect![[
-            r#"x.toml:30:11: election.backend: "etcd": this mdgw was built without it; build it with `--features etcd`"#
+            r#"x.toml:31:11: election.backend: "etcd": this mdgw was built without it; build it with `--features etcd`"#
         ]],
     );
 }
@@ -479,4 +496,70 @@ fn an_election_by_zookeeper_is_shown_and_its_path_checked() {
         x.toml:33:8: election.zookeeper.path: "/mdgw/": expected a path such as "/mdgw" of letters, digits, -, _ and .
         x.toml:34:8: election.zookeeper.user: `password_file` is missing beside it"#]],
     );
+}
+
+/// The small configuration with an election, and what else stands in its table.
+fn with_file_election(more: &str) -> String {
+    format!(
+        "{SMALL}\n[election]\nbackend = \"file\"\nname = \"gw0\"\n{more}\n[[election.peer]]\nnode = 1\nname = \"gw1\"\n"
+    )
+}
+
+#[test]
+fn an_election_takes_its_times_from_a_profile_and_from_what_is_set_over_it() {
+    let timing = |more: &str| load(&with_file_election(more)).unwrap().election.unwrap().timing;
+    assert_eq!(timing(""), LeaseTiming::DEFAULT);
+    assert_eq!(timing("profile = \"fast\""), LeaseTiming::FAST);
+    assert_eq!(timing("profile = \"calm\"\nrenew_ms = 100").renew_ns, 100_000_000);
+    assert_eq!(timing("margin_ms = 30").send_ns_max, 15_000_000);
+}
+
+#[test]
+fn leases_that_could_overlap_are_refused_with_the_arithmetic() {
+    refused(
+        &with_file_election("margin_ms = 5\nsend_us_max = 5000"),
+        expect![
+            "x.toml:32:13: election.margin_ms: margin 5 ms must be at least 2 x 200 ppm x lease 100 ms + longest send 5 ms + clock read error 0.001 ms = 0.04 ms + 5 ms + 0.001 ms = 5.041 ms, and less than the lease"
+        ],
+    );
+    refused(
+        &with_file_election("renew_ms = 30"),
+        expect![
+            "x.toml:32:12: election.renew_ms: renewal every 30 ms must be at most a third of lease 100 ms - margin 20 ms: (100 - 20) / 3 = 26.666666 ms"
+        ],
+    );
+}
+
+#[test]
+fn gateways_of_an_election_are_told_apart() {
+    refused(
+        &with_file_election("preferred = 7\ncore = 2"),
+        expect![[r#"
+            2 problems
+            x.toml:32:13: election.preferred: 7: neither this gateway nor an [[election.peer]] has this number
+            x.toml:33:8: election.core: 2: is a core of pool main, whose work would make renewals late"#]],
+    );
+    let twice = with_file_election("").replace("node = 1\nname = \"gw1\"", "node = 0\nname = \"gw 1\"");
+    refused(
+        &twice,
+        expect![[r#"
+            2 problems
+            x.toml:33:1: election.peer[0]: node 0 unnamed: every gateway needs a number and a name of its own
+            x.toml:35:8: election.peer[0].name: "gw 1": must be 1 to 64 letters, digits, -, _ or ."#]],
+    );
+}
+
+#[test]
+fn the_output_mark_knows_what_shapes_the_output_and_nothing_else() {
+    let mark = |text: &str| load(text).unwrap().output_mark();
+    let same = mark(SMALL);
+    assert_eq!(mark(&edited("cores = [2]", "cores = [3]")), same);
+    assert_eq!(mark(&edited("239.1.1.1:31000", "239.1.1.1:31001")), same);
+    assert_eq!(mark(&edited("233.54.12.111", "233.54.12.112")), same);
+    for (from, to) in
+        [("id = 1", "id = 2"), ("nasdaq-itch-5.0", "bx-itch-5.0"), ("id = 1", "id = 1\norders_max = 5000")]
+    {
+        assert_ne!(mark(&edited(from, to)), same, "{to}");
+    }
+    assert_eq!(mark(&with_file_election("revision = 7")).revision, 7);
 }

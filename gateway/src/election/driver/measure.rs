@@ -52,8 +52,8 @@ impl StoreMeasure {
 ///
 /// # Errors
 /// Those of opening it.
-pub fn measure<R: Register, E>(
-    open: impl FnOnce(RegisterSender) -> Result<R, E>,
+pub fn measure<E>(
+    open: impl FnOnce(RegisterSender) -> Result<Box<dyn Register>, E>,
     how_long: Duration,
 ) -> Result<StoreMeasure, E> {
     let (sender, events) = mpsc::channel();

@@ -76,6 +76,10 @@ where
     fn run(mut self) {
         self.take_place();
         self.backend.begin();
+        // What it was told before it began.
+        while let Ok(input) = self.inbox.try_recv() {
+            self.take(input);
+        }
         loop {
             self.tell_time();
             let now = mono_now();
@@ -138,6 +142,9 @@ where
         if now >= self.state_at {
             self.state_at = now.plus(self.options.timing.renew_ns);
             self.take(Input::ClockRate { error_ppm: clock::rate_correction_ppm() });
+            if let Some(epoch) = self.surroundings.heard() {
+                self.take(Input::Heard(epoch));
+            }
             let state = self.core.peer_state();
             for peer in &self.options.peers {
                 self.surroundings.to_peer(*peer, PeerMessage::State(state.clone()));
@@ -148,6 +155,7 @@ where
         let view = self.core.view();
         let has_changed = self.shared.state().view != view;
         if has_changed {
+            self.surroundings.known(view.epoch);
             self.shared.change(|state| state.view = view);
         }
     }

@@ -1,0 +1,213 @@
+//! Who grants leadership, and how to reach it: `election.backend` and the tables of the stores.
+
+use std::{ops::Range, time::Duration};
+
+use toml::Spanned;
+
+use super::{Resolver, text};
+use crate::{
+    config::{
+        file::{self, Written},
+        limits,
+        resolved::Backend,
+    },
+    election::access::{EtcdConfig, EtcdTls, Login, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
+};
+
+/// Keys that every store has.
+struct StoreKeys<'a> {
+    table: Range<usize>,
+    endpoints: &'a Option<Spanned<Vec<Spanned<String>>>>,
+    request_timeout_ms: &'a Written<i64>,
+    user: &'a Written<String>,
+    password_file: &'a Written<String>,
+}
+
+impl Resolver<'_> {
+    /// Who grants leadership; `None` where that can't be said.
+    pub(super) fn backend(&mut self, written: &Spanned<file::Election>) -> Option<Backend> {
+        let (election, table) = (written.get_ref(), written.span());
+        let name = self.required_text(&election.backend, &table, "backend")?;
+        let kind = self.one_of(Some(name), &BACKENDS)?;
+        self.only_for(kind, Kind::File, election.file.as_ref().map(Spanned::span));
+        self.only_for(kind, Kind::Etcd, election.etcd.as_ref().map(Spanned::span));
+        self.only_for(kind, Kind::ZooKeeper, election.zookeeper.as_ref().map(Spanned::span));
+        if !kind.is_built_in() {
+            let kind = kind.name();
+            self.wrong(
+                &name.span(),
+                format!("{kind:?}: this mdgw was built without it; build it with `--features {kind}`"),
+            );
+        }
+        Some(match kind {
+            Kind::File => {
+                let directory = election.file.as_ref().and_then(|store| text(&store.get_ref().directory));
+                Backend::File(directory.unwrap_or(DIRECTORY).into())
+            }
+            Kind::Etcd => Backend::Etcd(self.etcd(election.etcd.as_ref(), &table)?),
+            Kind::ZooKeeper => Backend::ZooKeeper(self.zookeeper(election.zookeeper.as_ref(), &table)?),
+        })
+    }
+
+    fn etcd(&mut self, written: Option<&Spanned<file::Etcd>>, election: &Range<usize>) -> Option<EtcdConfig> {
+        let Some(written) = written else {
+            self.wrong(election, "`[election.etcd]` is missing");
+            return None;
+        };
+        let (etcd, table) = (written.get_ref(), written.span());
+        let prefix = text(&etcd.prefix).unwrap_or("/mdgw/");
+        let access = self.store(&StoreKeys {
+            table: table.clone(),
+            endpoints: &etcd.endpoints,
+            request_timeout_ms: &etcd.request_timeout_ms,
+            user: &etcd.user,
+            password_file: &etcd.password_file,
+        });
+        self.together("certificate_file", &etcd.certificate_file, "key_file", &etcd.key_file);
+        let identity = text(&etcd.certificate_file).zip(text(&etcd.key_file));
+        let tls = text(&etcd.ca_file).map(|ca_file| EtcdTls {
+            ca_file: ca_file.into(),
+            identity: identity.map(|(certificate, key)| (certificate.into(), key.into())),
+        });
+        if let (None, Some(certificate)) = (&tls, &etcd.certificate_file) {
+            self.wrong(&certificate.span(), "a certificate is used with `ca_file` only");
+        }
+        if access.login.is_some() && tls.is_none() {
+            self.warnings
+                .push("the password for etcd crosses the network in the clear: `ca_file` is not set".to_owned());
+        }
+        Some(EtcdConfig { access, prefix: prefix.to_owned(), tls })
+    }
+
+    fn zookeeper(
+        &mut self,
+        written: Option<&Spanned<file::ZooKeeper>>,
+        election: &Range<usize>,
+    ) -> Option<ZooKeeperConfig> {
+        let Some(written) = written else {
+            self.wrong(election, "`[election.zookeeper]` is missing");
+            return None;
+        };
+        let (zookeeper, table) = (written.get_ref(), written.span());
+        let access = self.store(&StoreKeys {
+            table,
+            endpoints: &zookeeper.endpoints,
+            request_timeout_ms: &zookeeper.request_timeout_ms,
+            user: &zookeeper.user,
+            password_file: &zookeeper.password_file,
+        });
+        let path = text(&zookeeper.path).unwrap_or("/mdgw");
+        let is_path = path.starts_with('/')
+            && path
+                .split('/')
+                .skip(1)
+                .all(|part| !part.is_empty() && part.chars().all(is_plain) && !part.starts_with('.'));
+        if let Some(written) = &zookeeper.path
+            && !is_path
+        {
+            self.wrong(
+                &written.span(),
+                format!("{path:?}: expected a path such as \"/mdgw\" of letters, digits, -, _ and ."),
+            );
+        }
+        let modes = [(false, "lease"), (true, "latch")];
+        let is_latch = self.one_of(zookeeper.mode.as_ref(), &modes).unwrap_or(false);
+        let session_ms = self.number(&zookeeper.session_ms, limits::STORE_SESSION_MS);
+        if let Some(written) = &zookeeper.session_ms
+            && !is_latch
+        {
+            self.wrong(&written.span(), "for `mode = \"latch\"` only: a lease has no session");
+        }
+        let latch = ZooKeeperMode::Latch { session: Duration::from_millis(session_ms) };
+        let mode = if is_latch { latch } else { ZooKeeperMode::Lease };
+        Some(ZooKeeperConfig { access, path: path.to_owned(), mode })
+    }
+
+    fn store(&mut self, keys: &StoreKeys<'_>) -> StoreAccess {
+        self.required(keys.endpoints, &keys.table, "endpoints");
+        let written = keys.endpoints.as_ref();
+        let endpoints: &[Spanned<String>] = written.map_or(&[], |list| list.get_ref());
+        if let Some(list) = written
+            && !(1..=limits::STORE_NODES_MAX).contains(&endpoints.len())
+        {
+            self.wrong(&list.span(), format!("{} nodes: must be 1 to {}", endpoints.len(), limits::STORE_NODES_MAX));
+        }
+        for (index, endpoint) in endpoints.iter().enumerate() {
+            let name = endpoint.get_ref();
+            if !is_endpoint(name) {
+                self.wrong(&endpoint.span(), format!("{name:?}: expected host and port, such as \"10.0.0.1:2379\""));
+            } else if endpoints[..index].iter().any(|other| other.get_ref() == name) {
+                self.wrong(&endpoint.span(), format!("{name:?}: stands here twice"));
+            }
+        }
+        self.together("user", keys.user, "password_file", keys.password_file);
+        let login = text(keys.user).zip(text(keys.password_file));
+        let request_timeout_ms = self.number(keys.request_timeout_ms, limits::STORE_REQUEST_TIMEOUT_MS);
+        StoreAccess {
+            endpoints: endpoints.iter().map(|endpoint| endpoint.get_ref().clone()).collect(),
+            request_timeout: Duration::from_millis(request_timeout_ms),
+            login: login.map(|(user, file)| Login { user: user.to_owned(), password_file: file.into() }),
+        }
+    }
+
+    /// A table that is there for another backend than the one in use.
+    fn only_for(&mut self, used: Kind, owner: Kind, table: Option<Range<usize>>) {
+        if let Some(table) = table
+            && used != owner
+        {
+            let (owner, used) = (owner.name(), used.name());
+            self.wrong(&table, format!("for `backend = {owner:?}` only; this one is {used:?}"));
+        }
+    }
+
+    /// Neither of the two is of use without the other.
+    fn together(&mut self, name: &str, written: &Written<String>, other_name: &str, other: &Written<String>) {
+        for (there, missing) in [
+            (written.as_ref().filter(|_| other.is_none()), other_name),
+            (other.as_ref().filter(|_| written.is_none()), name),
+        ] {
+            if let Some(there) = there {
+                self.wrong(&there.span(), format!("`{missing}` is missing beside it"));
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    File,
+    Etcd,
+    ZooKeeper,
+}
+
+const BACKENDS: [(Kind, &str); 3] = [(Kind::File, "file"), (Kind::Etcd, "etcd"), (Kind::ZooKeeper, "zookeeper")];
+
+/// In memory: what it says ends with the host.
+const DIRECTORY: &str = "/dev/shm/mdgw-election";
+
+impl Kind {
+    /// Of the backend and of the cargo feature that builds it in.
+    fn name(self) -> &'static str {
+        BACKENDS.iter().find(|(kind, _)| *kind == self).map_or("unnamed", |(_, name)| name)
+    }
+
+    fn is_built_in(self) -> bool {
+        match self {
+            Self::File => true,
+            Self::Etcd => cfg!(feature = "etcd"),
+            Self::ZooKeeper => cfg!(feature = "zookeeper"),
+        }
+    }
+}
+
+fn is_endpoint(text: &str) -> bool {
+    text.rsplit_once(':').is_some_and(|(host, port)| {
+        !host.is_empty()
+            && host.chars().all(|c| is_plain(c) || "[]:".contains(c))
+            && port.parse::<u16>().is_ok_and(|port| port != 0)
+    })
+}
+
+fn is_plain(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "-_.".contains(c)
+}

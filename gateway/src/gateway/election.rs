@@ -1,0 +1,211 @@
+//! The elections of a gateway: one for each of its groups.
+
+use std::{collections::BTreeMap, io, path::Path, sync::Arc, time::Duration};
+
+use mdgw_feeds::{
+    identity::{ChannelId, Epoch, GroupId},
+    published::position::StreamPosition,
+};
+
+use super::{GatewayError, GroupDesk};
+#[cfg(feature = "zookeeper")]
+use crate::election::{
+    access::{ZooKeeperConfig, ZooKeeperMode},
+    session_latch::{SessionLatch, SessionLatchConfig},
+    zookeeper,
+};
+use crate::{
+    config::{
+        Resolved,
+        resolved::{Backend, ElectionConfig},
+    },
+    election::{
+        core::{CloseReason, Notice},
+        driver::{Election, ElectionOptions, Surroundings, inbox, measure},
+        file::FileRegister,
+        fitness::Standing,
+        identity::{Incarnation, Member, NodeId},
+        latch::LeaderLatch,
+        lease::{Lease, LeaseConfig, MovesConfig},
+        register::{Register, RegisterSender},
+    },
+};
+
+/// Starts the election of each group. `epoch` is that of this start: no earlier one of this node was as high.
+///
+/// # Errors
+/// When a store can't be opened or a thread can't be had. What was started is closed then.
+pub(super) fn start(
+    config: &Resolved,
+    election: &ElectionConfig,
+    epoch: Epoch,
+    desks: &BTreeMap<GroupId, GroupDesk>,
+) -> Result<BTreeMap<GroupId, Election>, GatewayError> {
+    let mut elections: BTreeMap<GroupId, Election> = BTreeMap::new();
+    for (group, desk) in desks {
+        let started = start_one(config, election, epoch, *group, desk);
+        match started {
+            Ok(started) => {
+                elections.insert(*group, started);
+            }
+            Err(error) => {
+                elections.values().for_each(LeaderLatch::close);
+                return Err(error);
+            }
+        }
+    }
+    if let Some(group) = desks.keys().next() {
+        measure_store(election, *group);
+    }
+    Ok(elections)
+}
+
+fn start_one(
+    config: &Resolved,
+    election: &ElectionConfig,
+    epoch: Epoch,
+    group: GroupId,
+    desk: &GroupDesk,
+) -> Result<Election, GatewayError> {
+    let node = NodeId(config.gateway.node);
+    // The state file gives each start an epoch of its own: its count tells one start from another.
+    let member = Member { node, name: election.name.clone(), incarnation: Incarnation(epoch.count()) };
+    let fence = Arc::clone(desk.fence());
+    let surroundings = Box::new(Desk { desk: desk.clone() });
+    let options = ElectionOptions {
+        name: group.0.to_string(),
+        timing: election.timing,
+        core: election.core,
+        fifo_priority: election.priority,
+        listeners_ns_max: election.listeners_ns_max,
+        peers: election.peers.iter().map(|peer| peer.node).collect(),
+    };
+    let latch = match &election.backend {
+        #[cfg(feature = "zookeeper")]
+        Backend::ZooKeeper(zookeeper @ ZooKeeperConfig { mode: ZooKeeperMode::Latch { session }, .. }) => {
+            let (inbox, waiting) = inbox();
+            let line = zookeeper::session::open(zookeeper, group, *session, &member, inbox.clone())?;
+            let core = SessionLatch::new(SessionLatchConfig {
+                member,
+                timing: election.timing,
+                configuration: config.output_mark(),
+                on_suspended: election.on_suspended,
+                own_epoch: epoch,
+            });
+            Election::new(core, line, fence, waiting, &inbox, surroundings, options)
+        }
+        _ => {
+            let own = (node, election.name.clone());
+            let core = Lease::new(LeaseConfig {
+                member,
+                timing: election.timing,
+                candidates: election.peers.iter().map(|peer| (peer.node, peer.name.clone())).chain([own]).collect(),
+                configuration: config.output_mark(),
+                on_suspended: election.on_suspended,
+                preferred: election.preferred,
+                own_epoch: epoch,
+                moves: MovesConfig::default(),
+            });
+            let (inbox, waiting) = inbox();
+            let register = open_register(election, group, inbox.of_register())?;
+            Election::new(core, register, fence, waiting, &inbox, surroundings, options)
+        }
+    };
+    latch.set_standing(Standing::Stands);
+    latch.start().map_err(|closed| GatewayError::Io {
+        act: format!("start the election of group {}", group.0),
+        source: io::Error::other(closed),
+    })?;
+    Ok(latch)
+}
+
+fn open_register(
+    election: &ElectionConfig,
+    group: GroupId,
+    events: RegisterSender,
+) -> Result<Box<dyn Register>, GatewayError> {
+    match &election.backend {
+        Backend::File(directory) => {
+            let directory = directory_of(directory, group);
+            let act = format!("use {} for the election", directory.display());
+            let opened = FileRegister::open(directory, events).map_err(GatewayError::io(act))?;
+            Ok(Box::new(opened))
+        }
+        #[cfg(feature = "etcd")]
+        Backend::Etcd(etcd) => Ok(Box::new(crate::election::etcd::open(etcd, group, events)?)),
+        #[cfg(feature = "zookeeper")]
+        Backend::ZooKeeper(store) => Ok(Box::new(zookeeper::open(store, group, events)?)),
+        #[cfg(not(all(feature = "etcd", feature = "zookeeper")))]
+        _ => Err(GatewayError::Io {
+            act: "use the election's store".to_owned(),
+            source: io::Error::other("this mdgw was built without it"),
+        }),
+    }
+}
+
+fn directory_of(directory: &Path, group: GroupId) -> std::path::PathBuf {
+    directory.join(format!("group-{}", group.0))
+}
+
+/// Over a connection of its own, while the gateway begins: what is slow is said, and nothing waits for it.
+fn measure_store(election: &ElectionConfig, group: GroupId) {
+    let election = election.clone();
+    let measured = std::thread::Builder::new().name("mdgw-measure".to_owned()).spawn(move || {
+        match measure(|events| open_register(&election, group, events), MEASURED_FOR) {
+            Ok(measured) => {
+                tracing::info!(?measured, "the election's store");
+                if let Some(warning) = measured.warning(&election.timing) {
+                    tracing::warn!(alarm = "store-slow", warning, "the election's store");
+                }
+            }
+            Err(error) => tracing::warn!(%error, "the election's store was not measured"),
+        }
+    });
+    if let Err(error) = measured {
+        tracing::warn!(%error, "the election's store was not measured");
+    }
+}
+
+/// What surrounds the election of a group in this process.
+struct Desk {
+    desk: GroupDesk,
+}
+
+impl Surroundings for Desk {
+    fn fence_moved(&mut self) {
+        self.desk.fence_moved();
+    }
+
+    fn drained(&mut self) -> Option<BTreeMap<u16, StreamPosition>> {
+        self.desk.drained().map(by_number)
+    }
+
+    fn positions(&mut self) -> BTreeMap<u16, StreamPosition> {
+        by_number(self.desk.positions())
+    }
+
+    fn known(&mut self, epoch: Epoch) {
+        self.desk.epochs().vouch(epoch);
+    }
+
+    fn heard(&mut self) -> Option<Epoch> {
+        self.desk.epochs().highest_heard()
+    }
+
+    fn leadership(&mut self, epoch: Epoch, _lost: Option<CloseReason>) {
+        self.desk.epochs().vouch(epoch);
+    }
+
+    fn notice(&mut self, notice: &Notice) {
+        if let Notice::RecordWentBack { seen, now } = notice {
+            tracing::error!(alarm = "record-went-back", ?seen, ?now, "the election's record was restored or made anew");
+        }
+    }
+}
+
+fn by_number(positions: BTreeMap<ChannelId, StreamPosition>) -> BTreeMap<u16, StreamPosition> {
+    positions.into_iter().map(|(channel, position)| (channel.0, position)).collect()
+}
+
+/// Longer than a store's rare pauses.
+const MEASURED_FOR: Duration = Duration::from_secs(2);

@@ -1,0 +1,55 @@
+//! Of several gateways on one host one leads: killed, another does, under a higher epoch; ended in order, at once.
+
+use std::{fs, path::Path};
+
+use mdgw_tests::{
+    process::{self, Mdgw, Signal},
+    site::{Site, Wanted},
+};
+
+/// Starts gateway `node` of 1 and 2, with the election's records in `records`.
+fn start(site: &Site, records: &Path) -> Mdgw {
+    let (node, peer) = (site.node, 3 - site.node);
+    let election = format!(
+        "\n[election]\nbackend = \"file\"\nprofile = \"calm\"\nname = \"gw{node}\"\n\n\
+         [election.file]\ndirectory = \"{}\"\n\n[[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n",
+        records.display()
+    );
+    let path = site.path("gateway.toml");
+    fs::write(&path, site.config_text(&Wanted::itch()) + &election).expect("the configuration can be written");
+    process::start([Path::new("run"), &path])
+}
+
+/// Waits until it leads; the count of its epoch.
+fn epoch_when_it_leads(gateway: &Mdgw, times: usize) -> u64 {
+    let line = gateway.says_again("INFO leads ", times);
+    let epoch = line.split("epoch=").nth(1).and_then(|rest| rest.split_whitespace().next());
+    let digits: String = epoch.unwrap_or_default().chars().filter(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or_else(|_| panic!("no epoch: {line}"))
+}
+
+#[test]
+fn killed_or_ended_another_leads_under_a_higher_epoch() {
+    let first_site = Site::numbered(1);
+    let second_site = first_site.twin(2);
+    let records = first_site.path("records");
+
+    let first = start(&first_site, &records);
+    let first_epoch = epoch_when_it_leads(&first, 1);
+    let second = start(&second_site, &records);
+    second.says("gateway runs");
+    assert!(!second.said().contains("INFO leads "), "one leads at a time");
+
+    // Killed: the lease has to run out.
+    first.end_by(Signal::Kill);
+    let second_epoch = epoch_when_it_leads(&second, 1);
+    assert!(second_epoch > first_epoch);
+
+    // Back again, it waits for its turn, and takes over when the other ends in order.
+    let first = start(&first_site, &records);
+    first.says("gateway runs");
+    let ended = second.end_by(Signal::Terminate).with_code(0);
+    assert!(ended.stderr.contains("reason=Released"), "{}", ended.stderr);
+    assert!(epoch_when_it_leads(&first, 1) > second_epoch);
+    let _ended = first.end_by(Signal::Terminate).with_code(0);
+}
