@@ -13,6 +13,7 @@ mod run;
 mod sentinel;
 mod sim;
 mod tail;
+mod witness;
 
 use std::{
     io::{self, Write},
@@ -34,6 +35,7 @@ pub fn run() -> ExitCode {
         Command::Sim(args) => sim::run(&args),
         Command::Tail(args) => tail::run(&args),
         Command::Report(args) => report::run(&args),
+        Command::Witness(args) => witness::run(&args),
     };
     match outcome {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
@@ -75,6 +77,8 @@ enum Command {
     Tail(tail::Args),
     /// Show latency logs: a table, percentile curves, a timeline.
     Report(report::Args),
+    /// Vote on which gateway publishes, for gateways without a store.
+    Witness(witness::Args),
 }
 
 /// How a subcommand ended that could do its work.

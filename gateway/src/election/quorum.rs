@@ -10,6 +10,8 @@
 //! - [`message`]: what is said, [`wire`]: how it stands in a datagram.
 //! - [`voter`]: whom a voter promised what; pure. In each gateway and in each witness.
 //! - [`candidate`]: a gateway's part, its own voter included; pure. What drives it is a [`Core`](super::core::Core).
+//! - [`link`], [`vote_file`], [`store`]: socket and disk; [`backend`]: both for a gateway's election threads;
+//!   [`witness`]: both around voters alone.
 //!
 //! The generation is the count of the epoch, the node in its low bits is whom the vote is for. Why no two lead at once:
 //! - Two majorities share a voter. It promised the first leader L on its own clock, at or after the moment from which
@@ -18,7 +20,12 @@
 //! - A *renewal* comes from who has won its generation. Whatever a voter promised under lower ones was over by then for
 //!   a majority, so it may follow the winner at once and without a vote of its own: it makes a promise, no leader.
 
+pub mod backend;
 pub mod candidate;
+pub mod link;
 pub mod message;
+pub mod store;
+pub mod vote_file;
 pub mod voter;
 pub mod wire;
+pub mod witness;

@@ -12,7 +12,7 @@ use mdgw::{
         identity::{Incarnation, Member, NodeId, NodeName},
         peer::DeathNotice,
         quorum::{
-            candidate::{Candidate, CandidateConfig, QuorumEvent, QuorumRequest},
+            candidate::{Candidate, CandidateConfig, QuorumEvent, QuorumRequest, vote_ns_max},
             message::{Body, Message, VoterSession},
             voter::{Kept, Safeguards, StoreTicket, Voter, VoterInput, VoterOutput},
         },
@@ -339,7 +339,7 @@ impl World {
                 candidates: all(gateways),
                 timing,
                 configuration: ConfigurationMark::default(),
-                vote_ns_max: 2 * timing.lease_ns + 100_000_000,
+                vote_ns_max: vote_ns_max(&timing),
                 nonce,
             };
             let candidate = Candidate::new(now, config, node.disk, Epoch::default()).with_safeguards(safeguards);

@@ -47,6 +47,12 @@ pub struct CandidateConfig {
     pub nonce: u64,
 }
 
+/// How long a vote may take: two leases, and a tenth of a second for a voter's disk.
+#[must_use]
+pub fn vote_ns_max(timing: &LeaseTiming) -> u64 {
+    (2 * timing.lease_ns).saturating_add(100_000_000)
+}
+
 /// What comes from voters, and from this gateway's own disk.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum QuorumEvent {

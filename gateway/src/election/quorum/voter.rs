@@ -14,6 +14,7 @@ use super::message::{Bound, Demand, HandOver, Refusal, Reply, Request, Ticket, V
 use crate::election::{
     fitness::{Fitness, Standing},
     identity::{Incarnation, NodeId},
+    peer::DeathNotice,
     timing::{LEASE_NS_MAX, drift_ns},
 };
 
@@ -63,6 +64,8 @@ pub enum VoterInput {
     Stored(StoreTicket),
     /// That store failed: whether it is on disk is not known.
     NotStored(StoreTicket),
+    /// That process has ended: authenticated knowledge.
+    Died(DeathNotice),
     /// The rate of this clock is off by so much, parts per million.
     ClockRate(u32),
 }
@@ -185,6 +188,10 @@ impl Voter {
             VoterInput::NotStored(ticket) => {
                 // No answer was given, so nothing was promised. The candidate asks again.
                 self.writing.take_if(|writing| writing.ticket == ticket);
+                Vec::new()
+            }
+            VoterInput::Died(notice) => {
+                self.on_death(notice.holder, notice.incarnation);
                 Vec::new()
             }
             VoterInput::ClockRate(error_ppm) => {

@@ -1,0 +1,430 @@
+//! Gateways' elections by votes as processes of their own, a witness beside them: for the test that kills them and the
+//! bench that measures it.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    io::{self, BufRead as _, BufReader, Write as _},
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitCode, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+use mdgw::{
+    election::{
+        auth::{Nonce, SharedKey},
+        core::CloseReason,
+        driver::{Election, ElectionOptions, Surroundings, inbox},
+        fitness::Standing,
+        identity::{Incarnation, Member, NodeId, NodeName},
+        latch::LeaderLatch as _,
+        quorum::{
+            backend::QuorumBackends,
+            candidate::{Candidate, CandidateConfig, vote_ns_max},
+            link::VoteLink,
+            vote_file::VoteFile,
+            witness::{Witness, WitnessOptions},
+        },
+        record::ConfigurationMark,
+        timing::LeaseTiming,
+    },
+    fence::Fence,
+    sys::clock::mono_now,
+};
+use mdgw_feeds::identity::{Epoch, GroupId};
+
+/// Lease, renewal and margin, ms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing(pub u64, pub u64, pub u64);
+
+impl Timing {
+    /// From `20/4/4`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split('/').map(str::parse);
+        let timing = Self(parts.next()?.ok()?, parts.next()?.ok()?, parts.next()?.ok()?);
+        (parts.next().is_none() && timing.lease().check().is_ok()).then_some(timing)
+    }
+
+    fn lease(self) -> LeaseTiming {
+        LeaseTiming::from_ms(self.0, self.1, self.2)
+    }
+}
+
+impl fmt::Display for Timing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.0, self.1, self.2)
+    }
+}
+
+/// What a process of the cluster is: gateways 1 and 2, witness 3.
+#[derive(Clone, Debug)]
+pub struct Role {
+    node: u8,
+    incarnation: u64,
+    timing: Timing,
+    directory: PathBuf,
+    ports: [u16; 3],
+}
+
+impl Role {
+    /// From the arguments that [`Cluster`] gives; `None` for any others.
+    #[must_use]
+    pub fn parse(args: &[String]) -> Option<Self> {
+        let [role, node, incarnation, timing, directory, a, b, c] = args else { return None };
+        let port = |text: &String| text.parse().ok();
+        (role == "role").then_some(())?;
+        Some(Self {
+            node: node.parse().ok()?,
+            incarnation: incarnation.parse().ok()?,
+            timing: Timing::parse(timing)?,
+            directory: directory.into(),
+            ports: [port(a)?, port(b)?, port(c)?],
+        })
+    }
+
+    /// Runs it until it is killed or its standard input ends.
+    #[must_use]
+    pub fn run(self) -> ExitCode {
+        match self.try_run() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                say(&format!("failed {error}"));
+                ExitCode::from(2)
+            }
+        }
+    }
+
+    fn try_run(self) -> Result<(), String> {
+        let text = |error: &dyn fmt::Display| error.to_string();
+        let address = |node: u8| SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.ports[usize::from(node) - 1]);
+        let key = SharedKey::load(&self.directory.join("key")).map_err(|error| text(&error))?;
+        let peers = (1..=3).filter(|node| *node != self.node).map(|node| (NodeId(node), address(node))).collect();
+        let link = VoteLink::open(address(self.node), NodeId(self.node), key, peers).map_err(|error| text(&error))?;
+        let votes = self.directory.join(format!("votes-{}", self.node));
+        let stop = Arc::new(AtomicBool::new(false));
+        if self.node == 3 {
+            let options = WitnessOptions { node: NodeId(3), vote_directory: votes, rate_error_ppm: 500, groups_max: 4 };
+            let witness = Witness::new(link, options)?;
+            say("ready");
+            let ends = Arc::clone(&stop);
+            thread::spawn(move || {
+                wait_for_end();
+                ends.store(true, Ordering::Relaxed);
+            });
+            return witness.run(&stop).map_err(|error| text(&error));
+        }
+        let file = VoteFile::open(&votes, GROUP).map_err(|error| text(&error))?;
+        let (inbox, waiting) = inbox();
+        let nonce = Nonce::random().map_err(|error| text(&error))?.number();
+        let core = Candidate::new(mono_now(), self.config(nonce), file.kept(), Epoch::default());
+        let backends = QuorumBackends::start(link).map_err(|error| text(&error))?;
+        let backend = backends.backend(GROUP, file, &inbox).map_err(|error| text(&error))?;
+        let options = ElectionOptions {
+            name: self.node.to_string(),
+            timing: self.timing(),
+            core: None,
+            fifo_priority: None,
+            listeners_ns_max: 0,
+            peers: Vec::new(),
+        };
+        let fence = Arc::new(Fence::closed());
+        let election =
+            Election::new(core, backend, Arc::clone(&fence), waiting, &inbox, Box::new(Teller(fence)), options);
+        election.set_standing(Standing::Stands);
+        election.start().map_err(|error| text(&error))?;
+        say("ready");
+        wait_for_end();
+        election.close();
+        Ok(())
+    }
+
+    fn timing(&self) -> LeaseTiming {
+        // Virtual machines are slewed by more than real ones.
+        LeaseTiming { rate_error_ppm: 500, ..self.timing.lease() }
+    }
+
+    fn config(&self, nonce: u64) -> CandidateConfig {
+        let name = |node: u8| NodeName::new(&format!("n{node}")).unwrap_or_else(|| unreachable!("a plain name"));
+        let all = |count: u8| (1..=count).map(|node| (NodeId(node), name(node))).collect::<BTreeMap<_, _>>();
+        let timing = self.timing();
+        CandidateConfig {
+            group: GROUP,
+            member: Member {
+                node: NodeId(self.node),
+                name: name(self.node),
+                incarnation: Incarnation(self.incarnation),
+            },
+            voters: all(3),
+            candidates: all(2),
+            timing,
+            configuration: ConfigurationMark::default(),
+            vote_ns_max: vote_ns_max(&timing),
+            nonce,
+        }
+    }
+}
+
+const GROUP: GroupId = GroupId(1);
+
+/// Tells of openings and closings, with the time.
+struct Teller(Arc<Fence>);
+
+impl Surroundings for Teller {
+    fn leadership(&mut self, epoch: Epoch, lost: Option<CloseReason>) {
+        let now = mono_now();
+        match lost {
+            None => say(&format!("open {} {} {}", now.0, epoch.0, u8::from(self.0.allows(now)))),
+            Some(_) => say(&format!("close {} {}", now.0, epoch.0)),
+        }
+    }
+}
+
+fn say(text: &str) {
+    let mut stdout = io::stdout().lock();
+    // Nobody listens any more: then it will be ended soon.
+    let _said = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+}
+
+fn wait_for_end() {
+    let mut line = String::new();
+    // Whatever comes, it is the end.
+    let _ended = io::stdin().read_line(&mut line);
+}
+
+/// What a process said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// It stands, or votes.
+    Ready,
+    /// Its fence opened.
+    Open {
+        /// When, `CLOCK_BOOTTIME`.
+        at_ns: u64,
+        /// Under which epoch.
+        epoch: Epoch,
+    },
+    /// Its fence closed.
+    Close {
+        /// When.
+        at_ns: u64,
+        /// Of which epoch.
+        epoch: Epoch,
+    },
+    /// It ended, and what it said last.
+    Ended(String),
+}
+
+impl Said {
+    fn parse(line: &str) -> Self {
+        let mut words = line.split(' ');
+        let word = words.next();
+        let mut number = || words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
+        match word {
+            Some("ready") => Self::Ready,
+            Some("open") => Self::Open { at_ns: number(), epoch: Epoch(number()) },
+            Some("close") => Self::Close { at_ns: number(), epoch: Epoch(number()) },
+            _ => Self::Ended(line.to_owned()),
+        }
+    }
+}
+
+/// Two gateways' elections and a witness.
+#[derive(Debug)]
+pub struct Cluster {
+    program: PathBuf,
+    timing: Timing,
+    directory: tempfile::TempDir,
+    ports: [u16; 3],
+    children: BTreeMap<u8, (u64, Child)>,
+    said: mpsc::Receiver<(u8, u64, Said)>,
+    teller: mpsc::Sender<(u8, u64, Said)>,
+    /// All openings so far: who, when, which epoch.
+    pub opened: Vec<(u8, u64, Epoch)>,
+    leader: Option<u8>,
+    starts: u64,
+}
+
+/// What came of a killed leader.
+#[derive(Clone, Copy, Debug)]
+pub struct Failover {
+    /// From just before the signal to the other's opening, ns.
+    pub took_ns: u64,
+    /// Openings since the last failover that nobody caused.
+    pub elections_before: usize,
+}
+
+impl Cluster {
+    /// Starts all three; votes are kept below `votes`.
+    ///
+    /// # Errors
+    /// When a process can't be started.
+    pub fn start(program: &Path, votes: &Path, timing: Timing) -> io::Result<Self> {
+        let directory = tempfile::Builder::new().prefix("failover").tempdir_in(votes)?;
+        let key = directory.path().join("key");
+        std::fs::write(&key, "5a".repeat(32))?;
+        std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600))?;
+        // Held together, so that they differ; free again for the children.
+        let sockets: Vec<UdpSocket> = (0..3).map(|_| UdpSocket::bind("127.0.0.1:0")).collect::<io::Result<_>>()?;
+        let ports: Vec<u16> =
+            sockets.iter().map(|socket| Ok(socket.local_addr()?.port())).collect::<io::Result<_>>()?;
+        drop(sockets);
+        let (teller, said) = mpsc::channel();
+        let mut cluster = Self {
+            program: program.to_owned(),
+            timing,
+            directory,
+            ports: [ports[0], ports[1], ports[2]],
+            children: BTreeMap::new(),
+            said,
+            teller,
+            opened: Vec::new(),
+            leader: None,
+            starts: 0,
+        };
+        for node in [3, 1, 2] {
+            cluster.start_node(node)?;
+        }
+        Ok(cluster)
+    }
+
+    /// Starts that node, again.
+    ///
+    /// # Errors
+    /// When it can't be started.
+    pub fn start_node(&mut self, node: u8) -> io::Result<()> {
+        self.starts += 1;
+        let start = self.starts;
+        let mut child = Command::new(&self.program)
+            .args(["role", &node.to_string(), &start.to_string(), &self.timing.to_string()])
+            .arg(self.directory.path())
+            .args(self.ports.map(|port| port.to_string()))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let stdout = child.stdout.take().ok_or_else(|| io::Error::other("no standard output"))?;
+        let teller = self.teller.clone();
+        thread::spawn(move || {
+            let mut last = String::new();
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                // After the cluster's end nobody wants to know.
+                let _told = teller.send((node, start, Said::parse(&line)));
+                last = line;
+            }
+            let _told = teller.send((node, start, Said::Ended(last)));
+        });
+        self.children.insert(node, (start, child));
+        Ok(())
+    }
+
+    /// Waits until somebody leads; who.
+    ///
+    /// # Errors
+    /// When nobody does for a minute.
+    pub fn wait_for_leader(&mut self) -> Result<u8, String> {
+        while self.leader.is_none() {
+            self.next()?;
+        }
+        self.leader.ok_or_else(|| unreachable!("just seen"))
+    }
+
+    /// The next thing that somebody says.
+    ///
+    /// # Errors
+    /// When nobody says anything for a minute, or somebody failed.
+    pub fn next(&mut self) -> Result<(u8, Said), String> {
+        let next = self.said.recv_timeout(GENEROUS).map_err(|_| "nothing happened for a minute".to_owned())?;
+        self.take(next)
+    }
+
+    fn take(&mut self, (node, start, said): (u8, u64, Said)) -> Result<(u8, Said), String> {
+        let is_current = self.children.get(&node).is_some_and(|(current, _)| *current == start);
+        match &said {
+            Said::Open { at_ns, epoch } => {
+                self.opened.push((node, *at_ns, *epoch));
+                self.leader = Some(node);
+            }
+            Said::Close { .. } => {
+                self.leader.take_if(|leader| *leader == node);
+            }
+            Said::Ended(why) if is_current => return Err(format!("node {node} has ended: {why}")),
+            Said::Ready | Said::Ended(_) => {}
+        }
+        Ok((node, said))
+    }
+
+    /// Sends a signal to that node.
+    pub fn signal(&mut self, node: u8, signal: i32) {
+        if let Some((_, child)) = self.children.get(&node) {
+            let pid = i32::try_from(child.id()).unwrap_or_else(|_| unreachable!("process ids fit"));
+            signal_process(pid, signal);
+        }
+    }
+
+    /// Kills that node; it is not missed.
+    pub fn kill(&mut self, node: u8) {
+        if let Some((_, mut child)) = self.children.remove(&node) {
+            // It is this process's child: both can fail only if it has ended already.
+            let _gone = child.kill().and_then(|()| child.wait());
+        }
+        self.leader.take_if(|leader| *leader == node);
+    }
+
+    /// Kills the leader, waits until the other one leads, starts the killed one again and waits until it renews.
+    ///
+    /// # Errors
+    /// When that doesn't happen.
+    pub fn kill_leader_and_wait(&mut self) -> Result<Failover, String> {
+        let before = self.opened.len();
+        let leader = self.wait_for_leader()?;
+        // Any phase of the renewals, and time for the one started last to sit out and to hear them.
+        let jitter_ms = 7 * u64::try_from(self.opened.len()).unwrap_or(0) % (2 * self.timing.1 + 1);
+        thread::sleep(Duration::from_millis(3 * self.timing.0 + jitter_ms));
+        while let Ok(next) = self.said.try_recv() {
+            self.take(next)?;
+        }
+        if self.leader != Some(leader) {
+            return self.kill_leader_and_wait();
+        }
+        let elections_before = (self.opened.len() - before).saturating_sub(usize::from(before == 0));
+        let (killed_ns, count) = (mono_now().0, self.opened.len());
+        self.kill(leader);
+        while self.opened.len() == count {
+            self.next()?;
+        }
+        let took_ns = self.opened[count].1.saturating_sub(killed_ns);
+        self.start_node(leader).map_err(|error| error.to_string())?;
+        while self.next()? != (leader, Said::Ready) {}
+        Ok(Failover { took_ns, elections_before })
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for node in [1, 2, 3] {
+            self.kill(node);
+        }
+    }
+}
+
+/// Milliseconds with two decimals.
+#[must_use]
+pub fn ms(ns: u64) -> String {
+    format!("{}.{:02}", ns / 1_000_000, ns / 10_000 % 100)
+}
+
+fn signal_process(pid: i32, signal: i32) {
+    // Through the shell's own command: there is no safe call for it here.
+    let name = signal.to_string();
+    let _gone = Command::new("kill").args([format!("-{name}"), pid.to_string()]).status();
+}
+
+const GENEROUS: Duration = Duration::from_secs(60);
