@@ -1,6 +1,8 @@
 //! The whole line on one machine: an exchange whose lines lose packets, a gateway, a subscriber, and a check of what
 //! came out against what must.
 
+pub mod pair;
+
 use std::{
     fs, io,
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
@@ -314,6 +316,11 @@ impl Subscription {
             Ok(())
         })?;
         Ok(Self { shared, thread })
+    }
+
+    /// Messages received so far.
+    fn messages(&self) -> u64 {
+        self.shared.messages.load(Ordering::Relaxed)
     }
 
     /// Whether it was told to stop.

@@ -19,6 +19,7 @@ use mdgw_feeds::{
     identity::{ChannelId, Epoch, GroupId},
     time::TradingDate,
 };
+use serde_json::json;
 use thiserror::Error;
 
 use self::{alarms::Alarms, cold::ColdThreads, pool::RunningPool, wiring::Wiring};
@@ -27,7 +28,11 @@ pub use self::{
     report::{ChannelReport, GatewayReport, LineReport},
 };
 use crate::{
-    audit::{Audit, AuditNotes, entry::Change, file::AuditError},
+    audit::{
+        Audit, AuditNotes,
+        entry::{Change, Reached},
+        file::AuditError,
+    },
     config::Resolved,
     control::{ControlServer, GroupControl, PairControl},
     election::{
@@ -187,8 +192,9 @@ impl Gateway {
         let logs = config.channels.iter().map(|setup| (setup.id, wiring::log_directory(config, setup.id))).collect();
         let (latency, cold) = wiring.start_cold_threads()?;
         tracing::info!(epoch = epoch.count(), channels = config.channels.len(), pools = pools.len(), "gateway runs");
+        let notes = audit.as_ref().map(Audit::notes);
         let elections = match &config.election {
-            Some(election) => election::start(config, election, epoch, &groups).inspect_err(|_| {
+            Some(election) => election::start(config, election, epoch, &groups, notes).inspect_err(|_| {
                 for PoolOfChannels { pool, .. } in &pools {
                     pool.shutdown();
                 }
@@ -228,16 +234,32 @@ impl Gateway {
     ///
     /// # Errors
     /// When the socket can't be made.
-    pub fn serve_control(
-        &mut self,
-        config: &Resolved,
-        groups: BTreeMap<GroupId, GroupControl>,
-    ) -> Result<(), GatewayError> {
+    pub fn serve_control(&mut self, config: &Resolved) -> Result<(), GatewayError> {
         let Some(path) = &config.gateway.control_socket else { return Ok(()) };
-        let pair = PairControl { node: NodeId(self.node), groups, audit: config.gateway.audit_file.clone() };
+        let groups = self.elections.iter().map(|(group, election)| (*group, self.group_control(*group, election)));
+        let audit = config.gateway.audit_file.clone();
+        let pair = PairControl { node: NodeId(self.node), groups: groups.collect(), audit };
         let served = ControlServer::start(path, move |request| pair.answer(request));
         self.control = Some(served.map_err(GatewayError::io(format!("listen at {}", path.display())))?);
         Ok(())
+    }
+
+    fn group_control(&self, group: GroupId, election: &Election) -> GroupControl {
+        let admitting = election.clone();
+        let board = self.board().cloned();
+        let channels: Vec<ChannelId> = self.group(group).into_iter().flat_map(GroupDesk::channels).collect();
+        let positions = move || {
+            let board = board.as_ref().map(|board| board.all()).unwrap_or_default();
+            let known = channels.iter().filter_map(|channel| Some((channel, board.get(channel)?)));
+            let told = known.map(|(channel, known)| {
+                let ready = known.ready.map(Reached::from);
+                json!({ "channel": channel.0, "ready": ready, "packets_heard": known.packets })
+            });
+            json!({ "channels": told.collect::<Vec<_>>() })
+        };
+        let latch = Arc::new(election.clone());
+        let admit = move |node, name| admitting.admit(node, name);
+        GroupControl { latch, admit: Some(Arc::new(admit)), details: Arc::new(positions) }
     }
 
     /// The same for each group.

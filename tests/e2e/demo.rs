@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mdgw_tests::process::{Signal, start, start_in};
+use mdgw_tests::process::{Signal, run, start, start_in};
 
 #[test]
 fn nothing_is_lost_in_an_empty_directory_and_the_report_is_there() {
@@ -31,6 +31,22 @@ fn heavy_loss_is_repaired() {
     let told = start_in(folder.path(), arguments).end().with_code(0).json();
     assert_eq!(told["ok"], true, "{told}");
     assert!(told["requests_answered"].as_u64().unwrap() > 0, "both lines lost something: {told}");
+}
+
+#[test]
+fn a_pair_whose_leader_is_stopped_and_killed_loses_and_doubles_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["demo", "--pair", "--json", "--messages", "60000", "--rate", "1000", "--tenure-s", "0.7"];
+    let ended = start_in(folder.path(), arguments).end().with_code(0);
+    let told = ended.json();
+    let changes = told["changes"].as_array().unwrap();
+    assert!(changes.len() >= 2 && changes.last().unwrap()["leader"] == "killed", "{told}");
+    assert_eq!(told["verdict"]["epochs"].as_array().unwrap().len(), changes.len() + 1, "{told}");
+    assert_eq!((&told["lost_messages"], &told["records_received"]), (&0.into(), &told["records_expected"]), "{told}");
+    // What was published can be judged again.
+    let capture = folder.path().join("mdgw-demo/published.pcap");
+    let again = run(["ha", "verify", capture.to_str().unwrap()]).with_code(0);
+    assert!(again.stdout.contains("one publisher at a time    kept"), "{}", again.stdout);
 }
 
 #[test]

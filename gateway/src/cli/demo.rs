@@ -1,5 +1,7 @@
 //! `mdgw demo`: the whole line on loopback.
 
+mod pair;
+
 use std::{
     fmt::Write as _,
     io::{IsTerminal as _, stderr},
@@ -31,7 +33,11 @@ without any loss. Exit code 0: the same; 1: something was lost or wrong.
 Examples:
   mdgw demo
   mdgw demo --loss 0.2 --messages 1000000
-  mdgw demo --capture DEEP10.pcap.gz --rate 20000")]
+  mdgw demo --capture DEEP10.pcap.gz --rate 20000
+  mdgw demo --pair
+
+With --pair, two gateways run as processes of their own; whichever leads is stopped until the other one has taken over,
+again and again, and at last one is killed. What was published is judged as `mdgw ha verify` does. Exit code 1: anything was lost, doubled or fenced wrongly.")]
 pub(super) struct Args {
     /// Play this capture instead of a made-up Nasdaq day.
     #[arg(long, value_name = "FILE")]
@@ -42,9 +48,9 @@ pub(super) struct Args {
     /// Seed of the day and of the damage.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Packets a second.
-    #[arg(long, default_value_t = 10_000.0, value_name = "PPS")]
-    rate: f64,
+    /// Packets a second; 10,000 unless given, 2,000 with --pair.
+    #[arg(long, value_name = "PPS")]
+    rate: Option<f64>,
     /// Chance that a line loses a packet; half of that to double or swap it.
     #[arg(long, default_value_t = 0.02, value_name = "P")]
     loss: f64,
@@ -57,6 +63,15 @@ pub(super) struct Args {
     /// Where report and latency log go.
     #[arg(long, default_value = "mdgw-demo", value_name = "DIRECTORY")]
     directory: PathBuf,
+    /// Two gateways; whichever leads is stopped again and again, and at last killed.
+    #[arg(long, conflicts_with_all = ["capture", "threads", "io"])]
+    pair: bool,
+    /// How long a gateway leads before it is stopped or killed.
+    #[arg(long, default_value_t = 1.0, value_name = "S", requires = "pair")]
+    tenure_s: f64,
+    /// Lease profile of the pair: default, fast or calm.
+    #[arg(long, default_value = "default", value_name = "NAME", requires = "pair")]
+    profile: String,
     /// Print the result as one line of JSON.
     #[arg(long)]
     json: bool,
@@ -64,17 +79,21 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     ensure!((0.0..1.0).contains(&args.loss), "--loss {}: a chance is between 0 and 1", args.loss);
-    ensure!(args.rate.is_finite() && args.rate > 0.0, "--rate {}: must be above 0", args.rate);
+    let rate = args.rate.unwrap_or(if args.pair { 2_000.0 } else { 10_000.0 });
+    ensure!(rate.is_finite() && rate > 0.0, "--rate {rate}: must be above 0");
     ensure!(["auto", "io_uring", "epoll"].contains(&args.io.as_str()), "--io {}: auto, io_uring or epoll", args.io);
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         flag::register(signal, Arc::clone(&stop)).context("catch signals")?;
     }
+    if args.pair {
+        return pair::run(args, rate, &stop);
+    }
     let options = DemoOptions {
         capture: args.capture.clone(),
         messages: args.messages,
         seed: args.seed,
-        rate: args.rate,
+        rate,
         loss: args.loss,
         threads: args.threads,
         io: args.io.clone(),

@@ -1,7 +1,6 @@
 //! `mdgw run`: a configuration, until it is told to end.
 
 use std::{
-    collections::BTreeMap,
     fmt::Write as _,
     path::PathBuf,
     time::{Duration, Instant},
@@ -61,7 +60,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("catch signals")?;
     let overrides = Overrides { date: args.date, ts_recv: args.ts_recv.into(), ..Overrides::default() };
     let mut gateway = Gateway::start(&config, overrides).with_context(|| format!("start {}", args.config.display()))?;
-    gateway.serve_control(&config, BTreeMap::new()).with_context(|| format!("start {}", args.config.display()))?;
+    gateway.serve_control(&config).with_context(|| format!("start {}", args.config.display()))?;
     let mut looked = Instant::now();
     let fault = 'running: loop {
         for signal in signals.pending() {

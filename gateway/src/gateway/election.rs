@@ -15,6 +15,7 @@ use crate::election::{
     zookeeper,
 };
 use crate::{
+    audit::{AuditListener, AuditNotes},
     config::{
         Resolved,
         resolved::{Backend, ElectionConfig},
@@ -40,10 +41,11 @@ pub(super) fn start(
     election: &ElectionConfig,
     epoch: Epoch,
     desks: &BTreeMap<GroupId, GroupDesk>,
+    audit: Option<&AuditNotes>,
 ) -> Result<BTreeMap<GroupId, Election>, GatewayError> {
     let mut elections: BTreeMap<GroupId, Election> = BTreeMap::new();
     for (group, desk) in desks {
-        let started = start_one(config, election, epoch, *group, desk);
+        let started = start_one(config, election, epoch, *group, desk, audit);
         match started {
             Ok(started) => {
                 elections.insert(*group, started);
@@ -66,6 +68,7 @@ fn start_one(
     epoch: Epoch,
     group: GroupId,
     desk: &GroupDesk,
+    audit: Option<&AuditNotes>,
 ) -> Result<Election, GatewayError> {
     let node = NodeId(config.gateway.node);
     // The state file gives each start an epoch of its own: its count tells one start from another.
@@ -111,6 +114,9 @@ fn start_one(
             Election::new(core, register, fence, waiting, &inbox, surroundings, options)
         }
     };
+    if let Some(notes) = audit {
+        latch.listen(Arc::new(AuditListener { notes: notes.clone(), group, node }));
+    }
     latch.set_standing(Standing::Stands);
     latch.start().map_err(|closed| GatewayError::Io {
         act: format!("start the election of group {}", group.0),

@@ -1,0 +1,133 @@
+//! `mdgw demo --pair`: a pair whose leader is stopped again and again, and at last killed.
+
+use std::{
+    fmt::Write as _,
+    io::{IsTerminal as _, stderr},
+    sync::atomic::AtomicBool,
+    time::Duration,
+};
+
+use anyhow::ensure;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::Args;
+use crate::{
+    cli::{Outcome, print, warn},
+    demo::pair::{self, Blow, Leader, PairEvent, PairOptions, PairReport},
+};
+
+pub(super) fn run(args: &Args, rate: f64, stop: &AtomicBool) -> anyhow::Result<Outcome> {
+    let tenure = Duration::try_from_secs_f64(args.tenure_s)?;
+    let profiles = ["default", "fast", "calm"];
+    ensure!(profiles.contains(&args.profile.as_str()), "--profile {}: {}", args.profile, profiles.join(", "));
+    let options = PairOptions {
+        messages: args.messages,
+        seed: args.seed,
+        rate,
+        loss: args.loss,
+        tenure,
+        profile: args.profile.clone(),
+        directory: args.directory.clone(),
+    };
+    let bar = if stderr().is_terminal() { ProgressBar::no_length() } else { ProgressBar::hidden() };
+    bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} messages {per_sec}  {msg}")?);
+    let report = pair::run(&options, stop, &mut |event| match event {
+        PairEvent::Progress { received, expected, leader } => {
+            bar.set_length(expected);
+            bar.set_position(received);
+            bar.set_message(leader.map_or_else(|| "nobody leads".to_owned(), name));
+        }
+        PairEvent::Struck { leader, blow, after } => {
+            bar.suspend(|| warn(&format!("{:.1} s: {} {}", after.as_secs_f64(), verb(blow), name(leader))));
+        }
+        PairEvent::TookOver { leader, blackout } => {
+            bar.suspend(|| warn(&format!("       {} leads, blackout {} ms", name(leader), Milliseconds(blackout))));
+        }
+    })?;
+    bar.finish_and_clear();
+    print(&if args.json { json(&report) } else { table(&report)? })?;
+    Ok(if report.is_right() { Outcome::Done } else { Outcome::No })
+}
+
+fn verb(blow: Blow) -> &'static str {
+    match blow {
+        Blow::Stopped => "stopped",
+        Blow::Killed => "killed",
+    }
+}
+
+fn name(leader: Leader) -> String {
+    format!("gw{} (epoch {})", leader.node, leader.epoch)
+}
+
+fn table(report: &PairReport) -> anyhow::Result<String> {
+    let mut text = String::new();
+    let mut row = |name: &str, value: String| writeln!(text, "{name:<28} {value}");
+    let (packets, messages) = report.played;
+    row("played", format!("{packets} packets, {messages} messages, in {:.1} s", report.elapsed.as_secs_f64()))?;
+    let count = |blow| report.changes.iter().filter(|change| change.0 == blow).count();
+    row("leaders", format!("stopped {} times, killed {}", count(Blow::Stopped), count(Blow::Killed)))?;
+    if let Some([median, worst]) = blackout(report) {
+        row("blackout", format!("median {} ms  worst {} ms", Milliseconds(median), Milliseconds(worst)))?;
+    }
+    for epoch in &report.verdict.epochs {
+        let led = Duration::from_nanos(epoch.last_ns - epoch.first_ns);
+        let name = format!("epoch {}", epoch.count);
+        row(&name, format!("gw{}, {} packets in {:.3} s", epoch.node, epoch.packets, led.as_secs_f64()))?;
+    }
+    row("said again", format!("{} of {} names", report.verdict.said_again, report.verdict.names))?;
+    row("received", format!("{} records of {} messages", report.received.records, report.received.messages))?;
+    row("expected", format!("{} records of {} messages", report.expected.records, report.expected.messages))?;
+    row("lost on the way", report.lost_messages.to_string())?;
+    row("gaps declared", format!("{} messages", report.gap_messages))?;
+    for finding in &report.verdict.findings {
+        row(finding.promise.name(), format!("BROKEN: {}", finding.text))?;
+    }
+    let verdict = match (report.is_right(), report.was_stopped) {
+        (true, _) => "nothing lost, nothing doubled, one publisher at a time",
+        (false, true) => "interrupted before everything had come",
+        (false, false) => "NOT what it must be",
+    };
+    row("result", verdict.to_owned())?;
+    row("published", format!("{} (mdgw ha verify judges it again)", report.capture.display()))?;
+    Ok(text)
+}
+
+fn json(report: &PairReport) -> String {
+    let ms = |time: &Duration| time.as_secs_f64() * 1e3;
+    let [median, worst] = blackout(report).map_or([None; 2], |both| both.map(|time| Some(ms(&time))));
+    let value = serde_json::json!({
+        "ok": report.is_right(),
+        "interrupted": report.was_stopped,
+        "packets": report.played.0,
+        "messages": report.played.1,
+        "elapsed_s": report.elapsed.as_secs_f64(),
+        "changes": report.changes.iter().map(|(blow, blackout)| serde_json::json!({
+            "leader": verb(*blow), "blackout_ms": ms(blackout),
+        })).collect::<Vec<_>>(),
+        "blackout_median_ms": median,
+        "blackout_worst_ms": worst,
+        "records_received": report.received.records,
+        "records_expected": report.expected.records,
+        "lost_messages": report.lost_messages,
+        "gap_messages": report.gap_messages,
+        "verdict": report.verdict.to_json(&[report.capture.display().to_string()]),
+    });
+    format!("{value}\n")
+}
+
+/// Median and worst.
+fn blackout(report: &PairReport) -> Option<[Duration; 2]> {
+    let mut sorted: Vec<Duration> = report.changes.iter().map(|(_, blackout)| *blackout).collect();
+    sorted.sort_unstable();
+    Some([*sorted.get(sorted.len() / 2)?, *sorted.last()?])
+}
+
+/// With a thousandth.
+struct Milliseconds(Duration);
+
+impl std::fmt::Display for Milliseconds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.3}", self.0.as_secs_f64() * 1e3)
+    }
+}

@@ -1,0 +1,315 @@
+//! A pair on one machine: two gateways, an exchange whose lines lose packets, a subscriber and a witness of the output;
+//! whichever gateway leads is stopped again and again, and at last killed.
+//!
+//! Stopped, a process comes back with its books and without knowing how long it slept: that is what a fence has to stand.
+//! Killed, it would come back without books: that one stays away.
+//!
+//! Gateways and exchange are processes of their own, as in earnest: a signal that leaves no time is what they get. The
+//! subscriber and the witness live here, where the signals come from.
+
+mod process;
+mod witness;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use mdgw_feeds::{channel::ChannelConfig, identity::Feed, time::TradingDate};
+
+use self::{
+    process::{Process, program},
+    witness::Witness,
+};
+use super::{Places, Received, Subscription, reference_config, toml_text};
+use crate::{
+    config::Resolved,
+    standin::{
+        exchange::Played,
+        itch_generator::ItchDay,
+        reference::{self, StreamDigest},
+    },
+    sys::clock::unix_now,
+    verify::Verdict,
+};
+
+/// What is shown.
+#[derive(Clone, Debug)]
+pub struct PairOptions {
+    /// Messages of the made-up day.
+    pub messages: u64,
+    /// Seed of the day and of the damage.
+    pub seed: u64,
+    /// Packets a second.
+    pub rate: f64,
+    /// Chance that a line loses a packet.
+    pub loss: f64,
+    /// How long a gateway leads before it is stopped or killed.
+    pub tenure: Duration,
+    /// Lease profile: `default`, `fast` or `calm`.
+    pub profile: String,
+    /// Where logs and the capture of the output go.
+    pub directory: PathBuf,
+}
+
+/// What has just happened.
+#[derive(Clone, Copy, Debug)]
+pub enum PairEvent {
+    /// Feed received so far, of so many messages; who leads.
+    Progress {
+        /// Messages received.
+        received: u64,
+        /// Messages expected.
+        expected: u64,
+        /// Who publishes.
+        leader: Option<Leader>,
+    },
+    /// The leading gateway was stopped, or killed.
+    Struck {
+        /// It.
+        leader: Leader,
+        /// How.
+        blow: Blow,
+        /// Since the beginning.
+        after: Duration,
+    },
+    /// The other one has said something new.
+    TookOver {
+        /// It.
+        leader: Leader,
+        /// From the last packet of the old leader to the first new content.
+        blackout: Duration,
+    },
+}
+
+/// What is done to a leading gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blow {
+    /// Stopped (SIGSTOP) until the other one leads.
+    Stopped,
+    /// Killed (SIGKILL) for good.
+    Killed,
+}
+
+/// Who publishes, as its packets say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leader {
+    /// Its node.
+    pub node: u8,
+    /// Count of its epoch.
+    pub epoch: u64,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct PairReport {
+    /// What was played: packets and messages.
+    pub played: (u64, u64),
+    /// What was done to leading gateways, and what it cost, in their order.
+    pub changes: Vec<(Blow, Duration)>,
+    /// What had to come out.
+    pub expected: StreamDigest,
+    /// What the subscriber received.
+    pub received: StreamDigest,
+    /// Messages in gaps that were declared.
+    pub gap_messages: u64,
+    /// Messages lost between gateways and subscriber.
+    pub lost_messages: u64,
+    /// What the witness says of all that was published.
+    pub verdict: Verdict,
+    /// What was published.
+    pub capture: PathBuf,
+    /// From the first packet to the last record.
+    pub elapsed: Duration,
+    /// It was interrupted.
+    pub was_stopped: bool,
+}
+
+impl PairReport {
+    /// Whether nothing was lost, doubled or fenced wrongly.
+    #[must_use]
+    pub fn is_right(&self) -> bool {
+        let is_whole = self.expected == self.received && self.gap_messages == 0 && self.lost_messages == 0;
+        is_whole && self.verdict.is_kept() && (self.was_stopped || !self.changes.is_empty())
+    }
+}
+
+/// Runs the demonstration; `watch` is told how it goes, and `stop` ends it early.
+///
+/// # Errors
+/// When a part can't be started, or nobody takes over.
+pub fn run(options: &PairOptions, stop: &AtomicBool, watch: &mut dyn FnMut(PairEvent)) -> anyhow::Result<PairReport> {
+    fs::create_dir_all(&options.directory).with_context(|| format!("make {}", options.directory.display()))?;
+    let scratch = tempfile::tempdir().context("make a scratch directory")?;
+    let places = Places::free().context("find free ports on loopback")?;
+    let other = Places::free().context("find free ports on loopback")?;
+    let date = TradingDate::in_new_york(unix_now());
+    let stage = Stage { options, places, other, date, scratch: scratch.path() };
+
+    let played = Played::Itch(ItchDay {
+        seed: options.seed,
+        message_count: options.messages,
+        stock_count: STOCKS,
+        ..ItchDay::default()
+    });
+    let (expected, packets, messages) = reference::digest(&played, stage.reference()?)?;
+    let capture = options.directory.join("published.pcap");
+    let witness = Witness::start(places.output, &capture)?;
+    let subscription = Subscription::start(&places)?;
+    let mut gateways = [stage.gateway(1)?, stage.gateway(2)?];
+    for (node, gateway) in (1..).zip(&mut gateways) {
+        gateway.wait_until_it_stands(&stage.control_socket(node), PATIENCE)?;
+    }
+
+    let begun = Instant::now();
+    let mut exchange = stage.exchange()?;
+    let mut changes = Vec::new();
+    let mut led_since = Instant::now();
+    let mut last = (0, Instant::now());
+    let was_stopped = loop {
+        let received = subscription.messages();
+        watch(PairEvent::Progress { received, expected: expected.messages, leader: witness.leader() });
+        if received != last.0 {
+            last = (received, Instant::now());
+        }
+        let is_over = received >= expected.messages || last.1.elapsed() > SILENCE;
+        if is_over || stop.load(Ordering::Relaxed) {
+            break stop.load(Ordering::Relaxed);
+        }
+        exchange.must_run()?;
+        let is_killed = changes.last().is_some_and(|(blow, _)| *blow == Blow::Killed);
+        if led_since.elapsed() >= options.tenure && received > 0 && !is_killed {
+            // Afterwards there is nobody left to take over, and the exchange must still have enough to say.
+            let blow = if received > expected.messages / 4 * 3 { Blow::Killed } else { Blow::Stopped };
+            let leader = witness.leader().context("nobody leads")?;
+            let gateway = gateways.get_mut(usize::from(leader.node).wrapping_sub(1));
+            let gateway = gateway.with_context(|| format!("node {} is none of ours", leader.node))?;
+            match blow {
+                Blow::Stopped => gateway.stop()?,
+                Blow::Killed => gateway.kill()?,
+            }
+            watch(PairEvent::Struck { leader, blow, after: begun.elapsed() });
+            let (successor, blackout) = witness.wait_for_content_after(leader, PATIENCE)?;
+            watch(PairEvent::TookOver { leader: successor, blackout });
+            changes.push((blow, blackout));
+            if blow == Blow::Stopped {
+                gateway.go_on()?;
+                gateway.wait_until_it_stands(&stage.control_socket(leader.node), PATIENCE)?;
+            }
+            led_since = Instant::now();
+        }
+        std::thread::sleep(LOOK);
+    };
+    let elapsed = begun.elapsed();
+    exchange.end(PATIENCE)?;
+    for gateway in gateways {
+        gateway.end(PATIENCE)?;
+    }
+    let Received { digest, gap_messages, lost_messages } = subscription.stop()?;
+    let verdict = witness.stop()?;
+    Ok(PairReport {
+        played: (packets, messages),
+        changes,
+        expected,
+        received: digest,
+        gap_messages,
+        lost_messages,
+        verdict,
+        capture,
+        elapsed,
+        was_stopped,
+    })
+}
+
+/// Everything that the parts have in common.
+#[derive(Clone, Copy, Debug)]
+struct Stage<'a> {
+    options: &'a PairOptions,
+    places: Places,
+    /// Ports of the second gateway.
+    other: Places,
+    date: TradingDate,
+    scratch: &'a Path,
+}
+
+impl Stage<'_> {
+    fn gateway(&self, node: u8) -> anyhow::Result<Process> {
+        let config = self.scratch.join(format!("gw{node}.toml"));
+        fs::write(&config, self.config_text(node)).with_context(|| format!("write {}", config.display()))?;
+        let date = self.date.to_string();
+        let mut command = program()?;
+        command.arg("run").arg(&config).args(["--date", &date]);
+        Process::start(command, &format!("gw{node}"), &self.options.directory)
+    }
+
+    fn exchange(&self) -> anyhow::Result<Process> {
+        let Places { line_a, line_b, requests, .. } = self.places;
+        let PairOptions { messages, seed, rate, loss, .. } = self.options;
+        let mut command = program()?;
+        command.args(["sim", "--interface", "127.0.0.1", "--linger-s", "600", "--json"]);
+        for (key, value) in [
+            ("--line", line_a.to_string()),
+            ("--line", line_b.to_string()),
+            ("--request-server", requests.to_string()),
+            ("--messages", messages.to_string()),
+            ("--stocks", STOCKS.to_string()),
+            ("--seed", seed.to_string()),
+            ("--rate", rate.to_string()),
+            ("--loss", loss.to_string()),
+            ("--reorder", (loss / 2.0).to_string()),
+            ("--duplicate", (loss / 2.0).to_string()),
+        ] {
+            command.args([key, &value]);
+        }
+        Process::start(command, "exchange", &self.options.directory)
+    }
+
+    fn control_socket(&self, node: u8) -> PathBuf {
+        self.scratch.join(format!("gw{node}.control"))
+    }
+
+    fn reference(&self) -> anyhow::Result<ChannelConfig> {
+        let config = Resolved::from_text(Path::new("gw1.toml"), &self.config_text(1))?;
+        if config.channels.is_empty() {
+            bail!("the demonstration has no channel");
+        }
+        reference_config(&config, Some(self.date))
+    }
+
+    fn config_text(&self, node: u8) -> String {
+        let Places { line_a, line_b, output, requests, .. } = self.places;
+        let retransmission = if node == 1 { self.places.retransmission } else { self.other.retransmission };
+        let (peer, profile, feed) = (3 - node, &self.options.profile, Feed::NasdaqItch);
+        let at = |name: &str| toml_text(&self.scratch.join(format!("gw{node}.{name}")));
+        let [state, log, audit] = ["state", "log", "audit"].map(at);
+        let control = toml_text(&self.control_socket(node));
+        let election = toml_text(&self.scratch.join("election"));
+        format!(
+            "[gateway]\nnode = {node}\nstate_file = {state}\nlog_dir = {log}\naudit_file = {audit}\n\
+             control_socket = {control}\nsegment_bytes = 16777216\nretention_bytes = 134217728\n\
+             [[pool]]\nname = \"demo\"\nthreads = 1\nwait = \"park\"\n\
+             [[channel]]\nid = 1\nname = \"demo\"\nfeed = \"{feed}\"\norders_max = 1000000\nlevels_max = 500000\n\
+             [[channel.line]]\nname = \"A\"\ngroup = \"{line_a}\"\ninterface = \"127.0.0.1\"\n\
+             [[channel.line]]\nname = \"B\"\ngroup = \"{line_b}\"\ninterface = \"127.0.0.1\"\n\
+             [channel.recovery]\nserver = \"{requests}\"\n\
+             [[output]]\ngroups = [1]\nheartbeat_ms = 100\n\
+             [[output.line]]\naddress = \"{output}\"\ninterface = \"127.0.0.1\"\nloopback = true\n\
+             [retransmission]\nlisten = \"{retransmission}\"\nallowed = [\"127.0.0.0/8\"]\n\
+             [election]\nbackend = \"file\"\nname = \"gw{node}\"\nprofile = \"{profile}\"\n\
+             [election.file]\ndirectory = {election}\n\
+             [[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n"
+        )
+    }
+}
+
+/// Stocks of the made-up day.
+const STOCKS: u16 = 1_000;
+/// Nothing takes as long on any machine; whatever takes longer hangs.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Nothing new for so long after the exchange has said everything: nothing more will come.
+const SILENCE: Duration = Duration::from_secs(3);
+/// Between two looks at who leads.
+const LOOK: Duration = Duration::from_millis(5);
