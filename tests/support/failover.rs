@@ -126,7 +126,7 @@ impl Role {
         let (inbox, waiting) = inbox();
         let nonce = Nonce::random().map_err(|error| text(&error))?.number();
         let core = Candidate::new(mono_now(), self.config(nonce), file.kept(), Epoch::default());
-        let backends = QuorumBackends::start(link).map_err(|error| text(&error))?;
+        let backends = Arc::new(QuorumBackends::start(link).map_err(|error| text(&error))?);
         let backend = backends.backend(GROUP, file, &inbox).map_err(|error| text(&error))?;
         let options = ElectionOptions {
             name: self.node.to_string(),

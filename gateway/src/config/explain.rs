@@ -197,6 +197,17 @@ fn explain_election(config: &Resolved, out: &mut impl Write) -> fmt::Result {
 fn explain_backend(backend: &Backend) -> String {
     let (how, access, place) = match backend {
         Backend::File(directory) => return format!("by records of this host in {}", directory.display()),
+        Backend::Quorum(quorum) => {
+            let voters: Vec<String> = quorum.voters.iter().map(|(node, at)| format!("node {node} at {at}")).collect();
+            let count = quorum.voters.len() + 1;
+            return format!(
+                "by {} of {count} votes: this gateway on {}, {}; votes in {}",
+                count / 2 + 1,
+                quorum.listen,
+                voters.join(", "),
+                quorum.vote_directory.display()
+            );
+        }
         Backend::Etcd(etcd) => {
             let how = if etcd.tls.is_some() { "records in etcd, encrypted," } else { "records in etcd" };
             (how.to_owned(), &etcd.access, format!("keys {}group-N", etcd.prefix))

@@ -240,6 +240,8 @@ pub struct Election {
     pub etcd: Option<Spanned<Etcd>>,
     /// `[election.zookeeper]`
     pub zookeeper: Option<Spanned<ZooKeeper>>,
+    /// `[election.quorum]`
+    pub quorum: Option<Spanned<Quorum>>,
     /// `[[election.peer]]`
     #[serde(default)]
     pub peer: Vec<Spanned<Peer>>,
@@ -251,6 +253,31 @@ pub struct Election {
 pub struct FileStore {
     /// Directory of the records.
     pub directory: Written<String>,
+}
+
+/// `[election.quorum]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Quorum {
+    /// Address and port of this gateway's voter.
+    pub listen: Written<String>,
+    /// File of the key that all voters share.
+    pub key_file: Written<String>,
+    /// Directory of the votes; must survive a reboot.
+    pub vote_directory: Written<String>,
+    /// `[[election.quorum.voter]]`
+    #[serde(default)]
+    pub voter: Vec<Spanned<QuorumVoter>>,
+}
+
+/// `[[election.quorum.voter]]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QuorumVoter {
+    /// Number of the other gateway or witness.
+    pub node: Written<i64>,
+    /// Its address and port.
+    pub address: Written<String>,
 }
 
 /// `[election.etcd]`

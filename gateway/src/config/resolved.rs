@@ -1,6 +1,7 @@
 //! Configuration in force: checked, with defaults filled in and units in the types or names.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     net::{Ipv4Addr, SocketAddrV4},
     path::PathBuf,
@@ -396,6 +397,19 @@ pub struct ElectionConfig {
     pub listeners_ns_max: u64,
 }
 
+/// Where this gateway votes, and with whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuorumConfig {
+    /// Its own address.
+    pub listen: SocketAddrV4,
+    /// File of the shared key.
+    pub key_file: PathBuf,
+    /// Directory of its votes.
+    pub vote_directory: PathBuf,
+    /// All other voters, gateways among them; with this one an odd number.
+    pub voters: BTreeMap<NodeId, SocketAddrV4>,
+}
+
 /// Who grants leadership.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backend {
@@ -405,6 +419,8 @@ pub enum Backend {
     Etcd(EtcdConfig),
     /// A record in ZooKeeper.
     ZooKeeper(ZooKeeperConfig),
+    /// The gateways themselves, and witnesses.
+    Quorum(QuorumConfig),
 }
 
 /// Another gateway.

@@ -215,6 +215,17 @@ impl List {
                 self.push("election.backend", quoted("file"));
                 self.push("election.file.directory", quoted(directory.display()));
             }
+            Backend::Quorum(quorum) => {
+                self.push("election.backend", quoted("quorum"));
+                self.under("election.quorum.".to_owned(), |list| {
+                    list.push("listen", quoted(quorum.listen));
+                    list.push("key_file", quoted(quorum.key_file.display()));
+                    list.push("vote_directory", quoted(quorum.vote_directory.display()));
+                    for (node, address) in &quorum.voters {
+                        list.push(&format!("voter.{node}.address"), quoted(address));
+                    }
+                });
+            }
             Backend::Etcd(etcd) => {
                 self.push("election.backend", quoted("etcd"));
                 self.under("election.etcd.".to_owned(), |list| {

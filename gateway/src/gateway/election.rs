@@ -18,18 +18,26 @@ use crate::{
     audit::{AuditListener, AuditNotes},
     config::{
         Resolved,
-        resolved::{Backend, ElectionConfig},
+        resolved::{Backend, ElectionConfig, QuorumConfig},
     },
     election::{
+        auth::{Nonce, SharedKey},
         core::{CloseReason, Notice},
         driver::{Election, ElectionOptions, Surroundings, inbox, measure},
         file::FileRegister,
         fitness::Standing,
-        identity::{Incarnation, Member, NodeId},
+        identity::{Incarnation, Member, NodeId, NodeName},
         latch::LeaderLatch,
         lease::{Lease, LeaseConfig, MovesConfig},
+        quorum::{
+            backend::QuorumBackends,
+            candidate::{Candidate, CandidateConfig, vote_ns_max},
+            link::VoteLink,
+            vote_file::VoteFile,
+        },
         register::{Register, RegisterSender},
     },
+    sys::clock::mono_now,
 };
 
 /// Starts the election of each group. `epoch` is that of this start: no earlier one of this node was as high.
@@ -44,8 +52,12 @@ pub(super) fn start(
     audit: Option<&AuditNotes>,
 ) -> Result<BTreeMap<GroupId, Election>, GatewayError> {
     let mut elections: BTreeMap<GroupId, Election> = BTreeMap::new();
+    let voting = match &election.backend {
+        Backend::Quorum(quorum) => Some(Arc::new(open_voting(config, quorum)?)),
+        _ => None,
+    };
     for (group, desk) in desks {
-        let started = start_one(config, election, epoch, *group, desk, audit);
+        let started = start_one(config, election, voting.as_ref(), epoch, *group, desk, audit);
         match started {
             Ok(started) => {
                 elections.insert(*group, started);
@@ -56,7 +68,7 @@ pub(super) fn start(
             }
         }
     }
-    if let Some(group) = desks.keys().next() {
+    if let (Some(group), None) = (desks.keys().next(), &voting) {
         measure_store(election, *group);
     }
     Ok(elections)
@@ -65,6 +77,7 @@ pub(super) fn start(
 fn start_one(
     config: &Resolved,
     election: &ElectionConfig,
+    voting: Option<&Arc<QuorumBackends>>,
     epoch: Epoch,
     group: GroupId,
     desk: &GroupDesk,
@@ -97,6 +110,32 @@ fn start_one(
             });
             Election::new(core, line, fence, waiting, &inbox, surroundings, options)
         }
+        Backend::Quorum(quorum) => {
+            let file =
+                VoteFile::open(&quorum.vote_directory, group).map_err(|error| voting_failed(error.to_string()))?;
+            let (inbox, waiting) = inbox();
+            let own = (node, election.name.clone());
+            let candidates: BTreeMap<NodeId, NodeName> =
+                election.peers.iter().map(|peer| (peer.node, peer.name.clone())).chain([own.clone()]).collect();
+            let name =
+                |node: &NodeId| candidates.get(node).cloned().or_else(|| NodeName::new(&format!("witness-{node}")));
+            let others = quorum.voters.keys().filter_map(|node| Some((*node, name(node)?)));
+            let nonce = Nonce::random().map_err(GatewayError::io("draw a random number"))?;
+            let candidate = CandidateConfig {
+                group,
+                member,
+                voters: others.chain([own]).collect(),
+                candidates: candidates.clone(),
+                timing: election.timing,
+                configuration: config.output_mark(),
+                vote_ns_max: vote_ns_max(&election.timing),
+                nonce: nonce.number(),
+            };
+            let core = Candidate::new(mono_now(), candidate, file.kept(), epoch);
+            let voting = voting.ok_or_else(|| voting_failed("its socket is not open".to_owned()))?;
+            let backend = voting.backend(group, file, &inbox).map_err(GatewayError::io("start the thread of votes"))?;
+            Election::new(core, backend, fence, waiting, &inbox, surroundings, options)
+        }
         _ => {
             let own = (node, election.name.clone());
             let core = Lease::new(LeaseConfig {
@@ -125,12 +164,26 @@ fn start_one(
     Ok(latch)
 }
 
+fn open_voting(config: &Resolved, quorum: &QuorumConfig) -> Result<QuorumBackends, GatewayError> {
+    let key = SharedKey::load(&quorum.key_file).map_err(|error| voting_failed(error.to_string()))?;
+    let act = format!("listen on {} for votes", quorum.listen);
+    let link = VoteLink::open(quorum.listen, NodeId(config.gateway.node), key, quorum.voters.clone())
+        .map_err(GatewayError::io(act))?;
+    QuorumBackends::start(link).map_err(GatewayError::io("start the thread that receives votes"))
+}
+
+fn voting_failed(why: String) -> GatewayError {
+    GatewayError::Io { act: "vote".to_owned(), source: io::Error::other(why) }
+}
+
 fn open_register(
     election: &ElectionConfig,
     group: GroupId,
     events: RegisterSender,
 ) -> Result<Box<dyn Register>, GatewayError> {
     match &election.backend {
+        // Voters have none.
+        Backend::Quorum(_) => Err(voting_failed("there is no store".to_owned())),
         Backend::File(directory) => {
             let directory = directory_of(directory, group);
             let act = format!("use {} for the election", directory.display());

@@ -1,6 +1,6 @@
 //! Who grants leadership, and how to reach it: `election.backend` and the tables of the stores.
 
-use std::{ops::Range, time::Duration};
+use std::{collections::BTreeMap, ops::Range, time::Duration};
 
 use toml::Spanned;
 
@@ -9,9 +9,12 @@ use crate::{
     config::{
         file::{self, Written},
         limits,
-        resolved::Backend,
+        resolved::{Backend, PeerConfig, QuorumConfig},
     },
-    election::access::{EtcdConfig, EtcdTls, Login, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
+    election::{
+        access::{EtcdConfig, EtcdTls, Login, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
+        identity::NodeId,
+    },
 };
 
 /// Keys that every store has.
@@ -32,6 +35,7 @@ impl Resolver<'_> {
         self.only_for(kind, Kind::File, election.file.as_ref().map(Spanned::span));
         self.only_for(kind, Kind::Etcd, election.etcd.as_ref().map(Spanned::span));
         self.only_for(kind, Kind::ZooKeeper, election.zookeeper.as_ref().map(Spanned::span));
+        self.only_for(kind, Kind::Quorum, election.quorum.as_ref().map(Spanned::span));
         if !kind.is_built_in() {
             let kind = kind.name();
             self.wrong(
@@ -44,9 +48,63 @@ impl Resolver<'_> {
                 let directory = election.file.as_ref().and_then(|store| text(&store.get_ref().directory));
                 Backend::File(directory.unwrap_or(DIRECTORY).into())
             }
+            Kind::Quorum => Backend::Quorum(self.quorum(election.quorum.as_ref(), &table)?),
             Kind::Etcd => Backend::Etcd(self.etcd(election.etcd.as_ref(), &table)?),
             Kind::ZooKeeper => Backend::ZooKeeper(self.zookeeper(election.zookeeper.as_ref(), &table)?),
         })
+    }
+
+    fn quorum(&mut self, written: Option<&Spanned<file::Quorum>>, election: &Range<usize>) -> Option<QuorumConfig> {
+        let Some(written) = written else {
+            self.wrong(election, "`[election.quorum]` is missing");
+            return None;
+        };
+        let (quorum, table) = (written.get_ref(), written.span());
+        let mut voters = BTreeMap::new();
+        for voter in &quorum.voter {
+            let (voter, place) = (voter.get_ref(), voter.span());
+            let node = NodeId(self.required_number(&voter.node, limits::NODE, &place, "node"));
+            let address = self.address(&voter.address, &place, "address");
+            if voters.values().any(|known| *known == address) || voters.insert(node, address).is_some() {
+                self.wrong(&place, format!("node {node} at {address}: another voter has that number or address"));
+            }
+        }
+        // The gateway's own vote makes them odd: with an even number two halves could stand against each other.
+        if voters.is_empty() || !voters.len().is_multiple_of(2) || voters.len() > VOTERS_MAX {
+            let count = voters.len() + 1;
+            self.wrong(
+                &table,
+                format!("{count} voters with this gateway: must be 3, 5, 7 or 9, one [[election.quorum.voter]] for each other"),
+            );
+        }
+        let key_file = self.required(&quorum.key_file, &table, "key_file")?;
+        let vote_directory = self.required(&quorum.vote_directory, &table, "vote_directory")?;
+        let listen = self.address(&quorum.listen, &table, "listen");
+        Some(QuorumConfig { listen, key_file: key_file.into(), vote_directory: vote_directory.into(), voters })
+    }
+
+    /// Each gateway of the election votes, and this one is not among the others.
+    pub(super) fn voters_fit(
+        &mut self,
+        written: &Spanned<file::Election>,
+        backend: Option<&Backend>,
+        peers: &[PeerConfig],
+        own: NodeId,
+    ) {
+        let Some(Backend::Quorum(quorum)) = backend else { return };
+        if quorum.voters.contains_key(&own) {
+            self.wrong(
+                &written.span(),
+                format!("[[election.quorum.voter]] node {own} is this gateway; name the others"),
+            );
+        }
+        for peer in peers.iter().filter(|peer| !quorum.voters.contains_key(&peer.node)) {
+            let node = peer.node;
+            self.wrong(
+                &written.span(),
+                format!("[[election.peer]] node {node} has no [[election.quorum.voter]]: each gateway votes"),
+            );
+        }
     }
 
     fn etcd(&mut self, written: Option<&Spanned<file::Etcd>>, election: &Range<usize>) -> Option<EtcdConfig> {
@@ -178,9 +236,14 @@ enum Kind {
     File,
     Etcd,
     ZooKeeper,
+    Quorum,
 }
 
-const BACKENDS: [(Kind, &str); 3] = [(Kind::File, "file"), (Kind::Etcd, "etcd"), (Kind::ZooKeeper, "zookeeper")];
+const BACKENDS: [(Kind, &str); 4] =
+    [(Kind::File, "file"), (Kind::Etcd, "etcd"), (Kind::ZooKeeper, "zookeeper"), (Kind::Quorum, "quorum")];
+
+/// Others than this gateway. More of them make a vote slower and no safer.
+const VOTERS_MAX: usize = 8;
 
 /// In memory: what it says ends with the host.
 const DIRECTORY: &str = "/dev/shm/mdgw-election";
@@ -193,7 +256,7 @@ impl Kind {
 
     fn is_built_in(self) -> bool {
         match self {
-            Self::File => true,
+            Self::File | Self::Quorum => true,
             Self::Etcd => cfg!(feature = "etcd"),
             Self::ZooKeeper => cfg!(feature = "zookeeper"),
         }

@@ -25,6 +25,7 @@ impl Resolver<'_> {
         let (election, table) = (written.get_ref(), written.span());
         let backend = self.backend(written);
         let peers = self.peers(&election.peer, NodeId(gateway.node));
+        self.voters_fit(written, backend.as_ref(), &peers, NodeId(gateway.node));
         let preferred = election.preferred.as_ref().map(|_| NodeId(self.number(&election.preferred, limits::NODE)));
         if let (Some(node), Some(place)) = (preferred, &election.preferred)
             && node.0 != gateway.node

@@ -459,7 +459,9 @@ fn wrong_keys_of_etcd_are_refused_each_with_its_place() {
     refused(&with_election("backend = \"etcd\"\n"), expect!["x.toml:29:1: election: `[election.etcd]` is missing"]);
     refused(
         &with_election("backend = \"ectd\"\n"),
-        expect![[r#"x.toml:30:11: election.backend: "ectd": did you mean "etcd"? must be one of: etcd, zookeeper"#]],
+        expect![[
+            r#"x.toml:30:11: election.backend: "ectd": did you mean "etcd"? must be one of: file, etcd, zookeeper, quorum"#
+        ]],
     );
     refused(&with_election(""), expect!["x.toml:29:1: election: `backend` is missing"]);
 }

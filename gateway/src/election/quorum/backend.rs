@@ -50,7 +50,12 @@ impl QuorumBackends {
     ///
     /// # Errors
     /// When there is no thread.
-    pub fn backend(&self, group: GroupId, file: VoteFile, inbox: &Inbox<QuorumEvent>) -> io::Result<QuorumBackend> {
+    pub fn backend(
+        self: &Arc<Self>,
+        group: GroupId,
+        file: VoteFile,
+        inbox: &Inbox<QuorumEvent>,
+    ) -> io::Result<QuorumBackend> {
         let to_election = inbox.clone();
         let store = VoteStore::start(file, move |ticket, is_stored| {
             let event = match is_stored {
@@ -60,7 +65,7 @@ impl QuorumBackends {
             to_election.tell(Input::Backend(event));
         })?;
         self.inboxes.lock().unwrap_or_else(PoisonError::into_inner).insert(group, inbox.clone());
-        Ok(QuorumBackend { link: Arc::clone(&self.link), store })
+        Ok(QuorumBackend { all: Arc::clone(self), store })
     }
 
     /// The socket.
@@ -76,17 +81,17 @@ impl Drop for QuorumBackends {
     }
 }
 
-/// What one election asks.
+/// What one election asks. The socket stays open as long as one of them is there.
 #[derive(Debug)]
 pub struct QuorumBackend {
-    link: Arc<VoteLink>,
+    all: Arc<QuorumBackends>,
     store: VoteStore,
 }
 
 impl Backend<QuorumRequest> for QuorumBackend {
     fn ask(&mut self, request: QuorumRequest) {
         match request {
-            QuorumRequest::Send(message) => self.link.send(&message),
+            QuorumRequest::Send(message) => self.all.link.send(&message),
             QuorumRequest::Store { ticket, kept } => self.store.store(ticket, kept),
         }
     }
