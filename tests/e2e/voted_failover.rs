@@ -35,7 +35,7 @@ fn a_stopped_leader_finds_its_fence_closed_when_it_goes_on() {
     let other = 3 - stopped;
     cluster.signal(stopped, SIGSTOP);
     let (opened_ns, epoch) = loop {
-        if let (node, Said::Open { at_ns, epoch }) = cluster.next().unwrap()
+        if let (node, Said::Open { at_ns, epoch }) = cluster.next_said().unwrap()
             && node == other
         {
             break (at_ns, epoch);
@@ -43,7 +43,7 @@ fn a_stopped_leader_finds_its_fence_closed_when_it_goes_on() {
     };
     cluster.signal(stopped, SIGCONT);
     let closed = loop {
-        if let (node, Said::Close { epoch, .. }) = cluster.next().unwrap()
+        if let (node, Said::Close { epoch, .. }) = cluster.next_said().unwrap()
             && node == stopped
         {
             break epoch;
@@ -65,7 +65,7 @@ fn without_the_witness_two_gateways_go_on_and_one_alone_does_not() {
     let failover = cluster.opened.len();
     cluster.kill(3 - leader);
     loop {
-        if let (node, Said::Close { .. }) = cluster.next().unwrap() {
+        if let (node, Said::Close { .. }) = cluster.next_said().unwrap() {
             assert_eq!(node, leader);
             break;
         }

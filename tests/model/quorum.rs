@@ -184,7 +184,8 @@ impl Search {
                     if matches!(request.demand, Demand::Release(_)) {
                         released = Some(message.to);
                     }
-                    if !is_copy && !(is_idle && request.demand == Demand::Poll) {
+                    let is_idle_poll = is_idle && request.demand == Demand::Poll;
+                    if !is_copy && !is_idle_poll {
                         state.network.push(message);
                     }
                 }
@@ -427,7 +428,6 @@ fn search(search: Search, states: usize) -> (Option<(Wrong, usize)>, usize, bool
 #[track_caller]
 fn holds(model: Search, states: usize) {
     let (found, count, moved) = search(model, states);
-    eprintln!("{count} states");
     assert_eq!(found, None, "after {count} states");
     assert!(moved, "too few states for anybody else to lead: {count}");
 }
@@ -436,8 +436,7 @@ fn holds(model: Search, states: usize) {
 fn fails(model: Search, states: usize, expected: &[Wrong]) {
     let (found, count, _) = search(model, states);
     let (wrong, steps) = found.unwrap_or_else(|| panic!("not found in {count} states"));
-    eprintln!("{wrong:?} after {steps} steps, {count} states");
-    assert!(expected.contains(&wrong), "{wrong:?}");
+    assert!(expected.contains(&wrong), "{wrong:?} after {steps} steps, {count} states");
 }
 
 /// More for a long night: `STATES=10000000`.

@@ -331,7 +331,7 @@ impl Cluster {
     /// When nobody does for a minute.
     pub fn wait_for_leader(&mut self) -> Result<u8, String> {
         while self.leader.is_none() {
-            self.next()?;
+            self.next_said()?;
         }
         self.leader.ok_or_else(|| unreachable!("just seen"))
     }
@@ -340,7 +340,7 @@ impl Cluster {
     ///
     /// # Errors
     /// When nobody says anything for a minute, or somebody failed.
-    pub fn next(&mut self) -> Result<(u8, Said), String> {
+    pub fn next_said(&mut self) -> Result<(u8, Said), String> {
         let next = self.said.recv_timeout(GENEROUS).map_err(|_| "nothing happened for a minute".to_owned())?;
         self.take(next)
     }
@@ -398,11 +398,11 @@ impl Cluster {
         let (killed_ns, count) = (mono_now().0, self.opened.len());
         self.kill(leader);
         while self.opened.len() == count {
-            self.next()?;
+            self.next_said()?;
         }
         let took_ns = self.opened[count].1.saturating_sub(killed_ns);
         self.start_node(leader).map_err(|error| error.to_string())?;
-        while self.next()? != (leader, Said::Ready) {}
+        while self.next_said()? != (leader, Said::Ready) {}
         Ok(Failover { took_ns, elections_before })
     }
 }
