@@ -25,7 +25,7 @@ pub use self::{
     gap::Gap,
     lines::{LEAD_NS_MAX, LineStatistics},
 };
-pub use crate::recovery::{AnswerEnd, RecoveryConfig, RecoveryStatistics, Request};
+pub use crate::recovery::{AnswerEnd, Asked, RecoveryConfig, RecoveryStatistics, Request};
 
 use self::{
     gap::DeclaredGaps,
@@ -359,10 +359,18 @@ impl Arbiter {
         }
     }
 
-    /// A request to the retransmission server that is due. Its answers come back through [`Self::accept`], on
+    /// A request to the peer or the retransmission server that is due. Its answers come back through [`Self::accept`], on
     /// [`Line::RECOVERY`].
     pub fn poll_request(&mut self) -> Option<Request> {
         self.recovery.as_mut()?.poll_request()
+    }
+
+    /// The peer has no more of what it was asked for, or can't be asked. The next one is asked with the next deadline.
+    pub fn peer_answered(&mut self, now: MonoNs) {
+        let gap = self.front_gap();
+        if let (Some(recovery), Some(gap)) = (&mut self.recovery, gap) {
+            recovery.peer_answered(gap, now);
+        }
     }
 
     /// Input or session have ended: declares what is missing, delivers everything held.

@@ -120,9 +120,15 @@ impl Channel {
         each_kind!(&mut self.0, line => line.finish(sink));
     }
 
-    /// A request to the retransmission server that is due, written into `request`; its length.
-    pub fn poll_request(&mut self, request: &mut [u8; REQUEST_BYTES_MAX]) -> Option<usize> {
+    /// Messages that no line has brought and somebody has to be asked for now. A request to the venue's server is written
+    /// into `request`. Answers are datagrams of [`Line::RECOVERY`].
+    pub fn poll_request(&mut self, request: &mut [u8; REQUEST_BYTES_MAX]) -> Option<Wanted> {
         each_kind!(&mut self.0, line => line.poll_request(request))
+    }
+
+    /// The peer has sent all that it has of what it was asked for, or can't be asked.
+    pub fn peer_answered(&mut self, now: MonoNs) {
+        each_kind!(&mut self.0, line => line.peer_answered(now));
     }
 
     /// Where the channel stands.
@@ -188,6 +194,22 @@ impl Channel {
     pub fn fail(&mut self) {
         each_kind!(&mut self.0, line => line.has_failed = true);
     }
+}
+
+/// Who is to be asked for what no line has brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The venue's server: a request of so many bytes.
+    Server(usize),
+    /// The other gateway of the pair: messages `[first, next)`.
+    Peer {
+        /// The numbering.
+        session: Session,
+        /// First sequence.
+        first: Sequence,
+        /// First sequence not wanted any more.
+        next: Sequence,
+    },
 }
 
 /// Room for any request to a retransmission server.

@@ -1,20 +1,26 @@
-//! Asking a retransmission server for a gap: what to ask, when to ask again, when to give up. No sockets.
+//! Asking for a gap, first the other gateway of the pair, then the venue's retransmission server: whom to ask for what, when
+//! to ask again, when to give up. No sockets.
 //!
 //! ```text
-//! idle ──begin──▶ asked ──timeout, attempts left──▶ asked
-//!   ▲               │ ├──answer brought some──▶ asked for the rest, attempts anew
-//!   └──gap closed───┘ └──timeout, none left──▶ given up: the arbiter declares the gap
+//! idle ──begin──▶ peer asked ──timeout, or it has no more──▶ server asked ──timeout, attempts left──▶ asked again
+//!   ▲               │ ├──answer brought some──▶ asked for the rest, attempts anew                        │
+//!   └──gap closed───┘                                         given up: the arbiter declares the gap ◀───┘
 //! ```
+//! Where there is no peer or no server, the other one is asked alone.
 
 use crate::{arbiter::Gap, identity::Sequence, time::MonoNs};
 
 /// Limits of recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecoveryConfig {
-    /// How long an answer may take, ns.
+    /// How long an answer of the server may take, ns.
     pub request_timeout_ns: u64,
-    /// How often the same position is asked for before it is given up; at least 1.
+    /// How often the server is asked for the same position before it is given up; 0: there is no server.
     pub attempts_max: u16,
+    /// How long an answer of the peer may take, ns.
+    pub peer_timeout_ns: u64,
+    /// How often the peer is asked for the same position before the server is; 0: there is no peer.
+    pub peer_attempts_max: u16,
     /// Most messages in one request.
     pub messages_per_request_max: u64,
     /// A larger gap is declared without asking: catching up with it would take longer than it is worth.
@@ -31,6 +37,9 @@ impl Default for RecoveryConfig {
         Self {
             request_timeout_ns: 20_000_000,
             attempts_max: 5,
+            // A round trip on the link between the gateways, and a turn of a thread at each end.
+            peer_timeout_ns: 10_000_000,
+            peer_attempts_max: 0,
             messages_per_request_max: 1_000,
             gap_messages_max: 1_000_000,
             session_messages_max: 100_000_000,
@@ -48,9 +57,20 @@ pub enum AnswerEnd {
     Announced,
 }
 
+/// Who is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// The other gateway of the pair.
+    Peer,
+    /// The venue's retransmission server.
+    Server,
+}
+
 /// Ask for `[first, next)`; never empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
+    /// Whom.
+    pub of: Asked,
     /// First sequence wanted.
     pub first: Sequence,
     /// First sequence not wanted any more.
@@ -64,6 +84,8 @@ pub struct RecoveryStatistics {
     pub requests: u64,
     /// Requests that were repeats.
     pub retries: u64,
+    /// Requests of the peer among them.
+    pub peer_requests: u64,
     /// Gaps given up after the last attempt.
     pub given_up: u64,
     /// Gaps not asked for because of their size or the session's limit.
@@ -154,12 +176,26 @@ impl Recovery {
         }
     }
 
+    /// The peer has sent all that it has of what it was asked for, or can't be asked; `gap` is left. If it brought anything,
+    /// it is asked for the rest; if not, the server is next.
+    pub fn peer_answered(&mut self, gap: Gap, now: MonoNs) {
+        let Some(active) = self.active.as_mut().filter(|active| active.request.of == Asked::Peer) else { return };
+        if gap.first() > active.request.first {
+            if !self.ask(gap, 1, now) {
+                self.expire(now);
+            }
+            return;
+        }
+        active.attempt = self.config.peer_attempts_max;
+        active.deadline = now;
+    }
+
     /// Time has passed. `gap` is what is missing now.
     pub fn on_deadline(&mut self, gap: Gap, now: MonoNs) -> Verdict {
         let Some(active) = self.active.filter(|active| active.deadline <= now) else { return Verdict::Wait };
         // Part of it came: a new position, a new count of attempts.
         let attempt = if gap.first() > active.request.first { 1 } else { active.attempt + 1 };
-        if attempt > self.config.attempts_max.max(1) {
+        if attempt > self.attempts_max() {
             self.statistics.given_up += 1;
             self.stop();
             return Verdict::GiveUp;
@@ -187,21 +223,35 @@ impl Recovery {
     /// How the end of an answer is recognised.
     #[must_use]
     pub fn answer_end(&self) -> AnswerEnd {
-        self.config.answer_end
+        match self.active {
+            // It says so itself: [`Self::peer_answered`].
+            Some(Active { request: Request { of: Asked::Peer, .. }, .. }) => AnswerEnd::Announced,
+            _ => self.config.answer_end,
+        }
+    }
+
+    fn attempts_max(&self) -> u16 {
+        self.config.peer_attempts_max.saturating_add(self.config.attempts_max).max(1)
     }
 
     /// False when the session's limit is used up.
     fn ask(&mut self, gap: Gap, attempt: u16, now: MonoNs) -> bool {
         let next = gap.first().plus(self.config.messages_per_request_max.max(1)).min(gap.next());
-        let request = Request { first: gap.first(), next };
+        let of = if attempt <= self.config.peer_attempts_max { Asked::Peer } else { Asked::Server };
+        let request = Request { of, first: gap.first(), next };
         let session_messages = self.session_messages.saturating_add(next.0 - gap.first().0);
         if session_messages > self.config.session_messages_max {
             return false;
         }
         self.session_messages = session_messages;
         self.statistics.requests += 1;
+        self.statistics.peer_requests += u64::from(of == Asked::Peer);
         self.due = Some(request);
-        let deadline = now.plus(self.config.request_timeout_ns);
+        let timeout_ns = match of {
+            Asked::Peer => self.config.peer_timeout_ns,
+            Asked::Server => self.config.request_timeout_ns,
+        };
+        let deadline = now.plus(timeout_ns);
         self.active = Some(Active { gap_next: gap.next(), request, attempt, deadline });
         true
     }
@@ -210,7 +260,81 @@ impl Recovery {
     fn expire(&mut self, now: MonoNs) {
         if let Some(active) = &mut self.active {
             active.deadline = now;
-            active.attempt = self.config.attempts_max;
+            active.attempt = u16::MAX - 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const T: u64 = 1_000;
+
+    fn gap(first: u64, next: u64) -> Gap {
+        Gap::new(Sequence(first), Sequence(next)).unwrap()
+    }
+
+    fn recovery(peer_attempts_max: u16, attempts_max: u16) -> Recovery {
+        Recovery::new(RecoveryConfig {
+            request_timeout_ns: 10 * T,
+            attempts_max,
+            peer_timeout_ns: T,
+            peer_attempts_max,
+            ..RecoveryConfig::default()
+        })
+    }
+
+    /// Whom it asks, at which time, until it gives up, when nobody answers.
+    fn asked_in_vain(mut recovery: Recovery) -> Vec<(Asked, u64)> {
+        let mut asked = Vec::new();
+        assert!(recovery.begin(gap(5, 9), MonoNs(0)));
+        let mut now = MonoNs(0);
+        loop {
+            if let Some(request) = recovery.poll_request() {
+                assert_eq!((request.first, request.next), (Sequence(5), Sequence(9)));
+                asked.push((request.of, now.0 / T));
+            }
+            let Some(deadline) = recovery.next_deadline() else { return asked };
+            now = deadline;
+            if recovery.on_deadline(gap(5, 9), now) == Verdict::GiveUp {
+                return asked;
+            }
+        }
+    }
+
+    #[test]
+    fn the_peer_is_asked_before_the_server_and_each_alone_where_the_other_is_not() {
+        use Asked::{Peer, Server};
+        assert_eq!(asked_in_vain(recovery(2, 2)), [(Peer, 0), (Peer, 1), (Server, 2), (Server, 12)]);
+        assert_eq!(asked_in_vain(recovery(1, 0)), [(Peer, 0)]);
+        assert_eq!(asked_in_vain(recovery(0, 2)), [(Server, 0), (Server, 10)]);
+    }
+
+    #[test]
+    fn a_peer_that_has_none_of_it_is_not_waited_for() {
+        let mut recovery = recovery(2, 1);
+        recovery.begin(gap(5, 9), MonoNs(0));
+        assert_eq!(recovery.poll_request().unwrap().of, Asked::Peer);
+        recovery.peer_answered(gap(5, 9), MonoNs(7));
+        assert_eq!(recovery.next_deadline(), Some(MonoNs(7)));
+        assert_eq!(recovery.on_deadline(gap(5, 9), MonoNs(7)), Verdict::Wait);
+        assert_eq!(recovery.poll_request().unwrap().of, Asked::Server);
+        // What it says now is about something else.
+        recovery.peer_answered(gap(5, 9), MonoNs(8));
+        assert_eq!(recovery.next_deadline(), Some(MonoNs(7 + 10 * T)));
+        assert_eq!(recovery.on_deadline(gap(5, 9), MonoNs(7 + 10 * T)), Verdict::GiveUp);
+    }
+
+    #[test]
+    fn a_peer_that_has_some_of_it_is_asked_for_the_rest() {
+        let mut recovery = recovery(1, 1);
+        recovery.begin(gap(5, 9), MonoNs(0));
+        assert!(recovery.poll_request().is_some());
+        recovery.peer_answered(gap(7, 9), MonoNs(1));
+        let request = recovery.poll_request().unwrap();
+        assert_eq!((request.of, request.first), (Asked::Peer, Sequence(7)));
+        recovery.gap_changed(None);
+        assert!(!recovery.is_active());
     }
 }

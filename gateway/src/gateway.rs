@@ -47,9 +47,10 @@ use crate::{
         counters::{Reading, Registry},
         latency_thread::LatencyThread,
     },
-    pair_link::{PairDesk, PairEnds, PairLink, PairLinkConfig, PairLinkError, PairParts},
+    pair_link::{Channels, PairDesk, PairEnds, PairLink, PairLinkConfig, PairLinkError, PairParts},
+    pipeline::PeerGaps,
     retransmit::ServiceError,
-    standby::{Board, Standby, StandbyError},
+    standby::{Board, InputHistory, Standby, StandbyError},
     state_file::StateError,
 };
 
@@ -61,6 +62,8 @@ pub struct Gateway {
     groups: BTreeMap<GroupId, GroupDesk>,
     logs: BTreeMap<ChannelId, PathBuf>,
     elections: BTreeMap<GroupId, Election>,
+    peer_gaps: Arc<PeerGaps>,
+    history: Arc<InputHistory>,
     pools: Vec<PoolOfChannels>,
     standby: Option<Standby>,
     link: Option<PairLink>,
@@ -189,6 +192,7 @@ impl Gateway {
         let standby = wiring.start_standby()?;
         let board = standby.as_ref().map(Standby::board);
         let groups = group::desks(config, wiring.groups(), &pools, wiring.words(), board);
+        let (peer_gaps, history) = (Arc::clone(wiring.peer_gaps()), Arc::clone(wiring.history()));
         let logs = config.channels.iter().map(|setup| (setup.id, wiring::log_directory(config, setup.id))).collect();
         let (latency, cold) = wiring.start_cold_threads()?;
         tracing::info!(epoch = epoch.count(), channels = config.channels.len(), pools = pools.len(), "gateway runs");
@@ -209,6 +213,8 @@ impl Gateway {
             groups,
             elections,
             logs,
+            peer_gaps,
+            history,
             pools,
             standby,
             link: None,
@@ -292,7 +298,16 @@ impl Gateway {
     pub fn link(&mut self, ends: PairEnds) -> Result<&Arc<PairDesk>, PairLinkError> {
         let board = Arc::clone(self.board().expect("a gateway that stands alone has no peer"));
         let epochs = self.groups.iter().map(|(group, desk)| (*group, Arc::clone(desk.epochs()))).collect();
-        let parts = PairParts { board, epochs, logs: self.logs.clone() };
+        let desks: Vec<_> = self.groups.values().cloned().collect();
+        let channels = Channels::new(move |channel, message| {
+            // No room: it is asked for again.
+            let _full = desks
+                .iter()
+                .find(|desk| desk.channels().any(|id| id == channel))
+                .map(|desk| desk.tell(channel, message));
+        });
+        let (peer_gaps, history) = (Arc::clone(&self.peer_gaps), Arc::clone(&self.history));
+        let parts = PairParts { board, epochs, logs: self.logs.clone(), peer_gaps, history, channels };
         let link = PairLink::start(PairLinkConfig { node: self.node, ends }, parts)?;
         Ok(self.link.insert(link).desk())
     }

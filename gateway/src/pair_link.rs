@@ -21,4 +21,4 @@ pub mod message;
 pub mod mismatch;
 
 pub use desk::{PairCounts, PairDesk, PeerChannel};
-pub use link::{PairEnds, PairLink, PairLinkConfig, PairLinkError, PairParts};
+pub use link::{Channels, PairEnds, PairLink, PairLinkConfig, PairLinkError, PairParts};

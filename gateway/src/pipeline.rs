@@ -8,11 +8,18 @@
 //! reads the publication log from its own threads. The claim sees to it that one thread at a time is in here for a
 //! channel; nothing here waits, allocates or locks.
 
-use std::{net::SocketAddrV4, os::fd::RawFd, sync::Arc};
+use std::{
+    net::SocketAddrV4,
+    os::fd::RawFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
 
 use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
-    channel::{Channel, ChannelState, Datagram, Numbering, REQUEST_BYTES_MAX},
+    channel::{Channel, ChannelState, Datagram, Numbering, REQUEST_BYTES_MAX, Wanted},
     drop_reason::{DropCounts, DropReason},
     frame::{FrameMeta, FrameSink},
     identity::{ChannelId, Line, Sequence, Session},
@@ -47,6 +54,7 @@ pub struct ChannelPipeline {
     fence: Arc<Fence>,
     /// What sockets brought that never reached the channel.
     drops: DropCounts,
+    peer_gaps: Arc<PeerGaps>,
     requests: u64,
     requests_failed: u64,
     stamps: StampCounts,
@@ -105,6 +113,57 @@ pub enum ChannelMessage {
     /// The fence has opened or closed: look at once, don't wait for the next packet or heartbeat, and answer with that
     /// number.
     FenceMoved(u64),
+    /// A datagram of the venue's that the peer had, as an answer to a [`PeerGap`].
+    Recovered(Box<[u8]>),
+    /// The answer's end: the peer has no more.
+    PeerAnswered,
+}
+
+/// Input that no line has brought, asked of the other gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerGap {
+    /// The channel.
+    pub channel: ChannelId,
+    /// The numbering.
+    pub session: Session,
+    /// First sequence.
+    pub first: Sequence,
+    /// First sequence after it.
+    pub next: Sequence,
+}
+
+/// On the way to the pair link. Its thread says whether there is a peer to ask; while there is none nobody waits for one.
+#[derive(Debug)]
+pub struct PeerGaps {
+    queue: ArrayQueue<PeerGap>,
+    is_linked: AtomicBool,
+}
+
+impl PeerGaps {
+    /// Room for that many questions; no peer yet.
+    ///
+    /// # Panics
+    /// Without room.
+    #[must_use]
+    pub fn new(room: usize) -> Self {
+        Self { queue: ArrayQueue::new(room), is_linked: AtomicBool::new(false) }
+    }
+
+    /// Whether there is a peer to ask. By the pair link's thread.
+    pub fn set_linked(&self, is_linked: bool) {
+        // Relaxed: a question that comes a moment too late is lost like one on the wire.
+        self.is_linked.store(is_linked, Relaxed);
+    }
+
+    /// The next question.
+    #[must_use]
+    pub fn take(&self) -> Option<PeerGap> {
+        self.queue.pop()
+    }
+
+    fn ask(&self, gap: PeerGap) -> bool {
+        self.is_linked.load(Relaxed) && self.queue.push(gap).is_ok()
+    }
 }
 
 /// What a pipeline is made of.
@@ -118,6 +177,8 @@ pub struct PipelineParts {
     pub lines: Vec<LineSocket>,
     /// Where gaps are asked for.
     pub recovery: Option<RecoverySocket>,
+    /// Where they are asked for before that.
+    pub peer_gaps: Arc<PeerGaps>,
     /// Its publication log.
     pub sink: LogSink,
     /// Its way out.
@@ -178,7 +239,8 @@ impl ChannelPipeline {
     /// Puts it together.
     #[must_use]
     pub fn new(parts: PipelineParts) -> Self {
-        let PipelineParts { index, mut channel, lines, recovery, sink, publisher, fence, counters, numberings } = parts;
+        let PipelineParts { index, mut channel, lines, recovery, peer_gaps, sink, publisher, fence, .. } = parts;
+        let (counters, numberings) = (parts.counters, parts.numberings);
         channel.watch(mono_now());
         Self {
             index,
@@ -189,6 +251,7 @@ impl ChannelPipeline {
             publisher,
             fence,
             drops: DropCounts::default(),
+            peer_gaps,
             requests: 0,
             requests_failed: 0,
             stamps: StampCounts::default(),
@@ -319,13 +382,26 @@ impl ChannelPipeline {
 
     /// Gaps are rare, so the system call here is.
     fn send_requests(&mut self) {
-        let Some(recovery) = &self.recovery else { return };
         let mut request = [0; REQUEST_BYTES_MAX];
-        while let Some(bytes) = self.channel.poll_request(&mut request) {
-            let sent = recovery.socket.socket().send_to(&request[..bytes], &recovery.server.into());
-            self.requests += 1;
+        while let Some(wanted) = self.channel.poll_request(&mut request) {
+            let is_asked = match (wanted, &self.recovery) {
+                (Wanted::Peer { session, first, next }, _) => {
+                    let channel = self.channel.config().id;
+                    let is_asked = self.peer_gaps.ask(PeerGap { channel, session, first, next });
+                    if !is_asked {
+                        self.channel.peer_answered(mono_now());
+                    }
+                    is_asked
+                }
+                (Wanted::Server(bytes), Some(recovery)) => {
+                    let sent = recovery.socket.socket().send_to(&request[..bytes], &recovery.server.into());
+                    self.requests += 1;
+                    sent.is_ok()
+                }
+                (Wanted::Server(_), None) => false,
+            };
             // One that is lost here is lost like one on the wire: it is asked again after its time-out.
-            self.requests_failed += u64::from(sent.is_err());
+            self.requests_failed += u64::from(!is_asked);
         }
     }
 
@@ -441,6 +517,16 @@ impl ChannelHandler for ChannelPipeline {
                 self.publisher.send_from(&mut self.sink, &self.fence, &mut context.local.buffers, context.io);
                 self.publisher.looked(number, &self.sink);
             }
+            ChannelMessage::Recovered(bytes) => {
+                let PipelineLocal { buffers, wall, .. } = &mut *context.local;
+                let ts_recv = wall.at(mono_now());
+                self.sink.begin(ts_recv);
+                let datagram = Datagram { line: Line::RECOVERY, bytes: &bytes, ts_recv };
+                self.channel.accept(datagram, context.now, &mut self.sink);
+                self.sink.flush();
+                self.publisher.send_from(&mut self.sink, &self.fence, buffers, context.io);
+            }
+            ChannelMessage::PeerAnswered => self.channel.peer_answered(context.now),
         }
         self.after();
         Ok(())

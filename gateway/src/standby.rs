@@ -13,12 +13,15 @@
 
 mod epochs;
 mod follower;
+mod history;
 mod listener;
 mod tracker;
 pub mod windows;
 
 pub use epochs::KnownEpochs;
+pub use history::InputHistory;
 pub use listener::{
-    Board, ChannelBoard, ListenedChannel, ListenedOutput, ListenerCounts, Standby, StandbyConfig, StandbyError,
+    Board, ChannelBoard, ListenedChannel, ListenedInput, ListenedOutput, ListenerCounts, Standby, StandbyConfig,
+    StandbyError,
 };
 pub use tracker::{HeardTracker, TrackerCounts};

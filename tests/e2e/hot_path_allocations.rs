@@ -27,7 +27,7 @@ use mdgw::{
         sockets::{Interface, OutputOptions, ReceiveOptions, SourceFilter, open_output, open_receive},
     },
     observe::{counters::Registry, stages::stage_exchange},
-    pipeline::{COUNTERS, ChannelPipeline, LineSocket, PipelineLocal, PipelineParts, RecoverySocket},
+    pipeline::{COUNTERS, ChannelPipeline, LineSocket, PeerGaps, PipelineLocal, PipelineParts, RecoverySocket},
     publish::{LogSink, Publisher, PublisherConfig},
     replay::pacer::Pace,
     standin::{
@@ -176,6 +176,7 @@ fn whole_line<S: HandleSet>(set: S, beside: impl Fn()) -> Run {
             socket: open_receive(&ReceiveOptions::new(any, None)).unwrap(),
             server: site.requests,
         }),
+        peer_gaps: Arc::new(PeerGaps::new(1)),
         publisher: Publisher::new(publisher, &sink, Arc::default()),
         sink,
         fence: Arc::new(Fence::stand_alone(Epoch::new(1, 0))),

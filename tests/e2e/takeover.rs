@@ -254,6 +254,28 @@ fn a_planned_hand_over_says_nothing_twice() {
 }
 
 #[test]
+fn what_one_gateway_lost_on_all_lines_it_has_from_the_other() {
+    let packets = day(3_000, 1, SESSION);
+    let middle = packets.len() / 2;
+    let lacking = [&packets[..middle], &packets[middle + 40..]].concat();
+    let first = Site::numbered(1);
+    let second = first.peer(2);
+    let mut members = [first, second].map(|site| Member::start(site, &wanted()));
+    let [a, b] = &mut members;
+    let _desks = link([a, b]);
+    let venue = StandInVenue::default();
+    venue.send(members[0].site.lines[0], &packets);
+    venue.send(members[1].site.lines[0], &lacking);
+    for member in &members {
+        wait_until("the log has the session's end", || member.log().last().is_some_and(|entry| entry.flags.0 & 8 != 0));
+    }
+    assert_eq!(messages_of(&members[1].log()), messages_of(&members[0].log()));
+    for report in members.map(Member::stop) {
+        assert_eq!(report.channels[0].counters.gaps, 0);
+    }
+}
+
+#[test]
 fn gateways_that_make_different_records_of_one_message_are_found() {
     let packets = day(4_000, 1, SESSION);
     let first = Site::numbered(1);

@@ -31,6 +31,8 @@ fn recovery() -> RecoveryConfig {
     RecoveryConfig {
         request_timeout_ns: 10_000_000,
         attempts_max: 2,
+        peer_timeout_ns: 1,
+        peer_attempts_max: 0,
         messages_per_request_max: 100,
         gap_messages_max: 1_000,
         session_messages_max: 10_000,

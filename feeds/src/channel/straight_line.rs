@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use zerocopy::IntoBytes;
 
 use super::{
-    ChannelConfig, ChannelCounters, ChannelState, Datagram, Numbering, REQUEST_BYTES_MAX,
+    ChannelConfig, ChannelCounters, ChannelState, Datagram, Numbering, REQUEST_BYTES_MAX, Wanted,
     ahead::Ahead,
     core::Core,
     evidence::{EvidenceRing, Why},
@@ -13,7 +13,7 @@ use super::{
     session::{Belongs, SessionTracker},
 };
 use crate::{
-    arbiter::{Arbiter, Arrival, Delivery},
+    arbiter::{Arbiter, Arrival, Asked, Delivery},
     drop_reason::{DropCounts, DropReason},
     frame::{FrameKind, FrameMeta, FrameSink, GapBody, StateBody},
     identity::{Line, Sequence, Session},
@@ -291,14 +291,21 @@ impl<C: Core> StraightLine<C> {
         Some(Numbering { has_messages, ..current })
     }
 
-    pub(super) fn poll_request(&mut self, request: &mut [u8; REQUEST_BYTES_MAX]) -> Option<usize> {
+    pub(super) fn poll_request(&mut self, request: &mut [u8; REQUEST_BYTES_MAX]) -> Option<Wanted> {
         let wanted = self.arbiter.poll_request()?;
-        self.core.write_request(
-            self.sessions.current()?.venue,
-            wanted.first,
-            wanted.next.0.saturating_sub(wanted.first.0),
-            request,
-        )
+        let current = self.sessions.current()?;
+        let (first, next) = (wanted.first, wanted.next);
+        match wanted.of {
+            Asked::Peer => Some(Wanted::Peer { session: current.session, first, next }),
+            Asked::Server => {
+                let count = next.0.saturating_sub(first.0);
+                self.core.write_request(current.venue, first, count, request).map(Wanted::Server)
+            }
+        }
+    }
+
+    pub(super) fn peer_answered(&mut self, now: MonoNs) {
+        self.arbiter.peer_answered(now);
     }
 
     pub(super) fn state(&self) -> ChannelState {

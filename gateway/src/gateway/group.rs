@@ -67,6 +67,14 @@ impl GroupDesk {
         u16::try_from(failed.count()).unwrap_or(u16::MAX)
     }
 
+    /// Tells one of its channels something; the message comes back when that has no room for it, or isn't of this group.
+    pub(crate) fn tell(&self, channel: ChannelId, message: ChannelMessage) -> Result<(), ChannelMessage> {
+        match self.channels.iter().find(|other| other.id == channel) {
+            Some(GroupChannel { pool, index, .. }) => pool.tell(*index, message),
+            None => Err(message),
+        }
+    }
+
     /// The fence has just been opened or closed: every channel looks at once, instead of with its next packet or
     /// heartbeat. Call it after each opening, and after the closing of a hand-over.
     pub fn fence_moved(&self) {

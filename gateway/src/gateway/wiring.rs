@@ -11,6 +11,7 @@ use std::{
 
 use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
+    arbiter::RecoveryConfig,
     channel::{Channel, Numbering},
     identity::{ChannelId, Epoch, GroupId, Line, Sequence, Session},
     published::{packet::PacketFlags, position::StreamPosition},
@@ -51,10 +52,10 @@ use crate::{
         latency_thread::{LatencyThread, ThreadStages},
         stages::stage_exchange,
     },
-    pipeline::{COUNTERS, ChannelPipeline, LineSocket, PipelineLocal, PipelineParts, RecoverySocket},
+    pipeline::{COUNTERS, ChannelPipeline, LineSocket, PeerGaps, PipelineLocal, PipelineParts, RecoverySocket},
     publish::{LogSink, Publisher, PublisherConfig, TakeoverWords},
     retransmit::ServedChannel,
-    standby::{KnownEpochs, ListenedChannel, ListenedOutput, Standby, StandbyConfig},
+    standby::{InputHistory, KnownEpochs, ListenedChannel, ListenedInput, ListenedOutput, Standby, StandbyConfig},
     state_file::StateFile,
     sys::{clock::unix_now, hardware_stamps},
 };
@@ -68,6 +69,8 @@ pub(super) struct Wiring<'c> {
     state: StateFile,
     epoch: Epoch,
     groups: BTreeMap<GroupId, GroupParts>,
+    peer_gaps: Arc<PeerGaps>,
+    history: Arc<InputHistory>,
     listened: Vec<ListenedChannel>,
     words: BTreeMap<ChannelId, Arc<TakeoverWords>>,
     outputs: Arc<Outputs>,
@@ -122,6 +125,11 @@ impl<'c> Wiring<'c> {
             state,
             epoch,
             groups,
+            peer_gaps: Arc::new(PeerGaps::new(4 * config.channels.len().max(1))),
+            history: Arc::new(InputHistory::new(
+                config.channels.iter().map(|setup| (setup.id, setup.feed)),
+                HISTORY_BYTES_MAX,
+            )),
             listened: Vec::new(),
             words: BTreeMap::new(),
             outputs: Outputs::new(outputs),
@@ -141,6 +149,14 @@ impl<'c> Wiring<'c> {
 
     pub(super) fn groups(&self) -> &BTreeMap<GroupId, GroupParts> {
         &self.groups
+    }
+
+    pub(super) fn peer_gaps(&self) -> &Arc<PeerGaps> {
+        &self.peer_gaps
+    }
+
+    pub(super) fn history(&self) -> &Arc<InputHistory> {
+        &self.history
     }
 
     pub(super) fn words(&self) -> &BTreeMap<ChannelId, Arc<TakeoverWords>> {
@@ -233,6 +249,11 @@ impl<'c> Wiring<'c> {
         config.resume = self.state.numbering(setup.id);
         config.date = self.overrides.date.or(config.date);
         config.ts_recv = self.overrides.ts_recv;
+        if self.overrides.leadership == Leadership::Elected {
+            let without_server = RecoveryConfig { attempts_max: 0, ..RecoveryConfig::default() };
+            let recovery = config.arbiter.recovery.get_or_insert(without_server);
+            recovery.peer_attempts_max = PEER_ATTEMPTS_MAX;
+        }
         // Nobody outside can choose order ids that collide.
         config.books.order_hash_seed = RandomState::new().hash_one(setup.id.0);
 
@@ -259,6 +280,7 @@ impl<'c> Wiring<'c> {
             sink,
             publisher,
             fence: self.group_of(setup).fence,
+            peer_gaps: Arc::clone(&self.peer_gaps),
             counters: self.registry.register(&setup.name, &COUNTERS),
             numberings: Arc::clone(&self.numberings),
         }))
@@ -372,7 +394,22 @@ impl<'c> Wiring<'c> {
             .map(|(line, output)| ListenedOutput { line, address: output.address, interface: output.interface.clone() })
             .collect();
         let node = self.config.gateway.node;
-        let standby = Standby::start(StandbyConfig { node, outputs, channels, hole_ns_max: HOLE_NS_MAX })?;
+        let inputs = self.config.channels.iter().flat_map(|setup| {
+            setup.lines.iter().map(|line| ListenedInput {
+                channel: setup.id,
+                address: line.group,
+                interface: line.interface.clone(),
+                sources: line.sources.clone(),
+            })
+        });
+        let standby = Standby::start(StandbyConfig {
+            node,
+            outputs,
+            channels,
+            inputs: inputs.collect(),
+            history: Arc::clone(&self.history),
+            hole_ns_max: HOLE_NS_MAX,
+        })?;
         self.watched.memberships.extend_from_slice(standby.memberships());
         Ok(Some(standby))
     }
@@ -435,6 +472,10 @@ const PAYLOAD_BYTES_MAX: usize = 1_472;
 const HEARTBEAT_NS: u64 = 1_000_000_000;
 /// How many counts above what anybody vouches for an epoch is believed.
 const EPOCH_JUMP_MAX: u64 = 1_000;
+/// What is kept of each channel's input for the peer: a second and more of a busy one.
+const HISTORY_BYTES_MAX: usize = 32 << 20;
+/// One more than a message lost on the link needs.
+const PEER_ATTEMPTS_MAX: u16 = 2;
 /// Ten time-outs of a receiver's request.
 const HOLE_NS_MAX: u64 = 500_000_000;
 /// The floor of a takeover's tail for a whole group: see the publisher.

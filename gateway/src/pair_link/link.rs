@@ -22,12 +22,13 @@ use mdgw_feeds::{
 use super::{
     desk::{PairDesk, add},
     framing::{LinkFault, LinkStream},
-    message::{ChannelPositions, LinkMessage},
+    message::{ChannelPositions, InputRange, LinkMessage},
     mismatch::{Compared, MismatchWatch},
 };
 use crate::{
     election::auth::{Nonce, SharedKey, Unauthentic},
-    standby::{Board, KnownEpochs},
+    pipeline::{ChannelMessage, PeerGap, PeerGaps},
+    standby::{Board, InputHistory, KnownEpochs},
     sys::{clock::mono_now, poll},
 };
 
@@ -62,6 +63,29 @@ pub struct PairParts {
     pub epochs: BTreeMap<GroupId, Arc<KnownEpochs>>,
     /// The channels' logs.
     pub logs: BTreeMap<ChannelId, PathBuf>,
+    /// What the own channels lack.
+    pub peer_gaps: Arc<PeerGaps>,
+    /// What the peer may lack.
+    pub history: Arc<InputHistory>,
+    /// The own channels.
+    pub channels: Channels,
+}
+
+/// How the own channels are told something.
+pub struct Channels(Box<dyn FnMut(ChannelId, ChannelMessage) + Send>);
+
+impl Channels {
+    /// By that function, which must not wait.
+    #[must_use]
+    pub fn new(tell: impl FnMut(ChannelId, ChannelMessage) + Send + 'static) -> Self {
+        Self(Box::new(tell))
+    }
+}
+
+impl std::fmt::Debug for Channels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Channels")
+    }
 }
 
 /// The running link. Ends when it is dropped.
@@ -108,7 +132,7 @@ impl PairLink {
         datagrams.set_nonblocking(true).map_err(listen)?;
         let serial = Nonce::random().map_err(listen)?.number();
         let desk = Arc::new(PairDesk::new(serial));
-        let PairParts { board, epochs, logs } = parts;
+        let PairParts { board, epochs, logs, peer_gaps, history, channels } = parts;
         let link = Link {
             config,
             listener,
@@ -120,6 +144,9 @@ impl PairLink {
             board,
             epochs,
             watch: MismatchWatch::new(logs),
+            peer_gaps,
+            history,
+            channels,
             desk: Arc::clone(&desk),
         };
         let stop = Arc::new(AtomicBool::new(false));
@@ -228,6 +255,9 @@ struct Link {
     board: Arc<Board>,
     epochs: BTreeMap<GroupId, Arc<KnownEpochs>>,
     watch: MismatchWatch,
+    peer_gaps: Arc<PeerGaps>,
+    history: Arc<InputHistory>,
+    channels: Channels,
     desk: Arc<PairDesk>,
 }
 
@@ -289,6 +319,7 @@ impl Link {
                     connection.heard_at = now;
                     add(&self.desk.counters.connections);
                     self.desk.set_peer_node(connection.stream.peer_node());
+                    self.peer_gaps.set_linked(true);
                     tracing::info!(peer = %self.config.ends.peer, node = connection.stream.peer_node(), "pair link is up");
                     self.take(message, &mut connection, now);
                     self.current = Some(connection);
@@ -321,6 +352,9 @@ impl Link {
         }
         while let Some(message) = self.desk.out.pop() {
             self.tell(&message, connection)?;
+        }
+        while let Some(PeerGap { channel, session, first, next }) = self.peer_gaps.take() {
+            connection.tell(&LinkMessage::GapAsk(InputRange { channel, session, first, next }))?;
         }
         while let Some(window) = self.board.take_window() {
             connection.tell(&LinkMessage::WindowHash(window))?;
@@ -410,9 +444,24 @@ impl Link {
                     Err(error) => tracing::warn!(%error, "a message that differs can't be read"),
                 }
             }
-            // Nothing was asked.
-            LinkMessage::GapAsk(_) | LinkMessage::GapPacket { .. } | LinkMessage::GapEnd(_) => {}
+            LinkMessage::GapAsk(range) => self.answer_gap(&range, connection),
+            LinkMessage::GapPacket { channel, bytes } => {
+                self.channels.0(channel, ChannelMessage::Recovered(bytes.into()));
+            }
+            LinkMessage::GapEnd(range) => self.channels.0(range.channel, ChannelMessage::PeerAnswered),
         }
+    }
+
+    /// With datagrams as the venue sent them, as far as they are kept and surely of that numbering.
+    fn answer_gap(&self, range: &InputRange, connection: &mut Connection) {
+        let InputRange { channel, session, first, next } = *range;
+        let ready = self.board.get(channel).and_then(|board| board.ready);
+        if ready.is_some_and(|ready| ready.session == session) {
+            for datagram in self.history.range(channel, first, next, GAP_PACKETS_MAX) {
+                let _full = connection.tell(&LinkMessage::GapPacket { channel, bytes: datagram.into() });
+            }
+        }
+        let _full = connection.tell(&LinkMessage::GapEnd(*range));
     }
 
     fn follow_up(&self, compared: Result<Compared, mdgw_publog::LogError>, connection: &mut Connection) {
@@ -451,6 +500,7 @@ impl Link {
 
     fn end(&self, over: Over) {
         self.desk.set_peer_node(None);
+        self.peer_gaps.set_linked(false);
         if let Over::Refused(fault) = over {
             add(&self.desk.counters.refused);
             tracing::error!(alarm = "pair-link-refused", %fault, "pair link");
@@ -474,6 +524,8 @@ const DIAL_INTERVAL_NS: u64 = 100_000_000;
 const DIAL_PATIENCE: Duration = Duration::from_millis(50);
 /// Positions come every few tens of milliseconds; a connection on which nothing does is dead.
 const SILENCE_NS_MAX: u64 = 1_000_000_000;
+/// Less than the room in a channel's inbox; the rest is asked for at once.
+const GAP_PACKETS_MAX: usize = 32;
 /// Connections that have not proved the key.
 const PENDING_MAX: usize = 4;
 const READS_PER_TURN: usize = 64;

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     io::{self, ErrorKind},
-    net::{SocketAddrV4, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
     os::fd::AsFd,
     path::PathBuf,
     sync::{
@@ -26,10 +26,10 @@ use mdgw_feeds::{
 };
 use mdgw_publog::{KeepFrom, LogError};
 
-use super::{epochs::KnownEpochs, follower::LogFollower, tracker::HeardTracker};
+use super::{epochs::KnownEpochs, follower::LogFollower, history::InputHistory, tracker::HeardTracker};
 use crate::{
     fence::Fence,
-    net::sockets::{Interface, Membership, ReceiveOptions, ReceiveSocket, SocketError, open_receive},
+    net::sockets::{Interface, Membership, ReceiveOptions, ReceiveSocket, SocketError, SourceFilter, open_receive},
     pair_link::message::WindowHash,
     publish::{Heard, TakeoverWords},
     sys::{clock::mono_now, poll},
@@ -44,6 +44,10 @@ pub struct StandbyConfig {
     pub outputs: Vec<ListenedOutput>,
     /// The channels.
     pub channels: Vec<ListenedChannel>,
+    /// The venue's lines, to keep what comes on them for the peer.
+    pub inputs: Vec<ListenedInput>,
+    /// Where it is kept.
+    pub history: Arc<InputHistory>,
     /// How long a packet that was lost on the way to here holds a channel's position: what receivers need to ask for it
     /// themselves.
     pub hole_ns_max: u64,
@@ -58,6 +62,19 @@ pub struct ListenedOutput {
     pub address: SocketAddrV4,
     /// The interface on which the group is joined.
     pub interface: Interface,
+}
+
+/// One line of the venue's.
+#[derive(Clone, Debug)]
+pub struct ListenedInput {
+    /// The channel.
+    pub channel: ChannelId,
+    /// Group and port.
+    pub address: SocketAddrV4,
+    /// The interface on which the group is joined.
+    pub interface: Interface,
+    /// Who is believed.
+    pub sources: Vec<Ipv4Addr>,
 }
 
 /// One channel of it.
@@ -178,6 +195,21 @@ impl Standby {
             memberships.extend(socket.membership());
             sockets.push(Listening::new(socket)?);
         }
+        let mut inputs = Vec::with_capacity(config.inputs.len());
+        for ListenedInput { channel, address, interface, sources } in config.inputs {
+            // A unicast line has one receiver, and that is the straight line.
+            if !address.ip().is_multicast() {
+                continue;
+            }
+            let mut options = ReceiveOptions::new(address, Some(interface));
+            options.source = match sources.as_slice() {
+                [source] => Some(*source),
+                _ => None,
+            };
+            let socket = open_receive(&options)?;
+            memberships.extend(socket.membership());
+            inputs.push(Input { channel, filter: SourceFilter::new(&sources), listening: Listening::new(socket)? });
+        }
         let mut channels = Vec::with_capacity(config.channels.len());
         for listened in config.channels {
             let ListenedChannel { group, channel, log_directory, logged, keep_from, epochs, fence, words } = listened;
@@ -193,6 +225,8 @@ impl Standby {
         let listener = Listener {
             node: config.node,
             sockets,
+            inputs,
+            history: config.history,
             channels,
             board: Arc::clone(&board),
             counts: ListenerCounts::default(),
@@ -267,6 +301,14 @@ impl Listening {
     }
 }
 
+/// One of the venue's lines.
+#[derive(Debug)]
+struct Input {
+    channel: ChannelId,
+    filter: SourceFilter,
+    listening: Listening,
+}
+
 #[derive(Debug)]
 struct Channel {
     id: ChannelId,
@@ -282,6 +324,8 @@ struct Channel {
 struct Listener {
     node: u8,
     sockets: Vec<Listening>,
+    inputs: Vec<Input>,
+    history: Arc<InputHistory>,
     channels: Vec<Channel>,
     board: Arc<Board>,
     counts: ListenerCounts,
@@ -292,7 +336,8 @@ impl Listener {
         // Relaxed: the flag orders nothing, and a look a millisecond later is as good.
         while !stop.load(Relaxed) {
             if !self.turn() {
-                let sockets = self.sockets.iter().map(|listening| listening.socket.as_fd());
+                let inputs = self.inputs.iter().map(|input| &input.listening);
+                let sockets = self.sockets.iter().chain(inputs).map(|listening| listening.socket.as_fd());
                 if let Err(error) = poll::readable(sockets, FOLLOW_INTERVAL) {
                     tracing::error!(%error, "listening to the peer's output");
                     std::thread::sleep(FOLLOW_INTERVAL);
@@ -321,6 +366,16 @@ impl Listener {
                     Err(_) => break,
                 }
                 more = true;
+            }
+        }
+        for Input { channel, filter, listening } in &self.inputs {
+            for _ in 0..QUOTA {
+                let Ok((length, SocketAddr::V4(source))) = listening.socket.recv_from(&mut datagram) else { break };
+                more = true;
+                if filter.check(source).is_ok() {
+                    // What is none of the channel's is counted by the channel.
+                    let _refused = self.history.keep(*channel, &datagram[..length]);
+                }
             }
         }
         for channel in &mut self.channels {

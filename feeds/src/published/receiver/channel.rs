@@ -91,7 +91,9 @@ impl ReceiverChannel {
             gap_timeout_ns: config.gap_timeout_ns,
             recovery: config.service.map(|service| RecoveryConfig {
                 request_timeout_ns: service.request_timeout_ns,
-                attempts_max: service.attempts_max,
+                attempts_max: service.attempts_max.max(1),
+                peer_timeout_ns: 0,
+                peer_attempts_max: 0,
                 messages_per_request_max: service.messages_per_request_max.clamp(1, 1 << 40) << PART_BITS,
                 // The service limits itself; a late starter may want a whole day.
                 gap_messages_max: u64::MAX,

@@ -24,9 +24,20 @@ fn free_address() -> SocketAddrV4 {
 fn start(node: u8, listen: SocketAddrV4, peer: SocketAddrV4, key: u8) -> (PairLink, Arc<KnownEpochs>) {
     let epochs = Arc::new(KnownEpochs::new(Epoch::new(node.into(), node), 1));
     let ends = PairEnds { listen, peer, key: SharedKey::new(&[key; 32]), period_ns: 5_000_000 };
-    let parts =
-        PairParts { board: Arc::default(), epochs: [(GroupId(1), Arc::clone(&epochs))].into(), logs: BTreeMap::new() };
+    let parts = PairParts { epochs: [(GroupId(1), Arc::clone(&epochs))].into(), ..parts() };
     (PairLink::start(PairLinkConfig { node, ends }, parts).unwrap(), epochs)
+}
+
+/// Of a gateway without channels.
+fn parts() -> PairParts {
+    PairParts {
+        board: Arc::default(),
+        epochs: BTreeMap::new(),
+        logs: BTreeMap::new(),
+        peer_gaps: Arc::new(PeerGaps::new(1)),
+        history: Arc::new(InputHistory::new([], 0)),
+        channels: Channels::new(|_, _| {}),
+    }
 }
 
 fn wait_until(what: &str, mut is_there: impl FnMut() -> bool) {
@@ -102,7 +113,6 @@ fn whoever_lacks_the_key_neither_meets_nor_cuts_the_link() {
 fn one_address_for_both_ends_is_refused() {
     let address = free_address();
     let ends = PairEnds { listen: address, peer: address, key: SharedKey::new(&[7; 32]), period_ns: 1 };
-    let parts = PairParts { board: Arc::default(), epochs: BTreeMap::new(), logs: BTreeMap::new() };
-    let refused = PairLink::start(PairLinkConfig { node: 1, ends }, parts).unwrap_err();
+    let refused = PairLink::start(PairLinkConfig { node: 1, ends }, parts()).unwrap_err();
     assert!(matches!(refused, PairLinkError::OneAddress(_)));
 }
