@@ -14,7 +14,7 @@ mod straight_line;
 mod tops;
 
 pub use self::{
-    config::{ChannelConfig, OrderStoreKind},
+    config::{ChannelConfig, LateStart, OrderStoreKind},
     core::Fault,
     evidence::{Broken, Evidence, Why},
     schema_set::SchemaSet,

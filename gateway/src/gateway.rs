@@ -91,6 +91,19 @@ pub struct Overrides {
     pub ts_recv: TsRecv,
     /// Who decides whether it publishes.
     pub leadership: Leadership,
+    /// What it begins with.
+    pub beginning: Beginning,
+}
+
+/// What a gateway begins with that comes into a session late.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Beginning {
+    /// With its own log, and what comes from now on. Its books lack what was before, and say so.
+    #[default]
+    OwnLog,
+    /// With the whole session, asked of the peer and of the venue's server. The own log goes: it would say everything
+    /// twice. For a gateway that joins a peer which has it all.
+    WholeSession,
 }
 
 /// Who decides whether a gateway publishes.

@@ -19,7 +19,7 @@ use std::{
 
 use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
-    channel::{Channel, ChannelState, Datagram, Numbering, REQUEST_BYTES_MAX, Wanted},
+    channel::{Channel, ChannelState, Datagram, LateStart, Numbering, REQUEST_BYTES_MAX, Wanted},
     drop_reason::{DropCounts, DropReason},
     frame::{FrameMeta, FrameSink},
     identity::{ChannelId, Line, Sequence, Session},
@@ -55,6 +55,7 @@ pub struct ChannelPipeline {
     /// What sockets brought that never reached the channel.
     drops: DropCounts,
     peer_gaps: Arc<PeerGaps>,
+    waits_for_link: bool,
     requests: u64,
     requests_failed: u64,
     stamps: StampCounts,
@@ -241,6 +242,7 @@ impl ChannelPipeline {
     pub fn new(parts: PipelineParts) -> Self {
         let PipelineParts { index, mut channel, lines, recovery, peer_gaps, sink, publisher, fence, .. } = parts;
         let (counters, numberings) = (parts.counters, parts.numberings);
+        let waits_for_link = channel.config().late_start == LateStart::Whole;
         channel.watch(mono_now());
         Self {
             index,
@@ -252,6 +254,7 @@ impl ChannelPipeline {
             fence,
             drops: DropCounts::default(),
             peer_gaps,
+            waits_for_link,
             requests: 0,
             requests_failed: 0,
             stamps: StampCounts::default(),
@@ -388,12 +391,14 @@ impl ChannelPipeline {
                 (Wanted::Peer { session, first, next }, _) => {
                     let channel = self.channel.config().id;
                     let is_asked = self.peer_gaps.ask(PeerGap { channel, session, first, next });
-                    if !is_asked {
+                    // Who joins waits for the link to come up once; then the next one who may have it is asked.
+                    if !is_asked && !self.waits_for_link {
                         self.channel.peer_answered(mono_now());
                     }
                     is_asked
                 }
                 (Wanted::Server(bytes), Some(recovery)) => {
+                    self.waits_for_link = false;
                     let sent = recovery.socket.socket().send_to(&request[..bytes], &recovery.server.into());
                     self.requests += 1;
                     sent.is_ok()

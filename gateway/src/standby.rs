@@ -12,8 +12,10 @@
 //! that nobody vouches for, and all that follows a hole, for a while.
 
 mod epochs;
+pub mod fitness;
 mod follower;
 mod history;
+pub mod join;
 mod listener;
 mod tracker;
 pub mod windows;

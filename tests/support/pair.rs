@@ -12,7 +12,7 @@ use std::{
 use mdgw::{
     config::Resolved,
     election::auth::SharedKey,
-    gateway::{Gateway, GatewayReport, GroupDesk, Leadership, Overrides},
+    gateway::{Beginning, Gateway, GatewayReport, GroupDesk, Leadership, Overrides},
     pair_link::{PairDesk, PairEnds},
     standby::ChannelBoard,
 };
@@ -58,10 +58,10 @@ pub fn wait_until(what: &str, mut is_there: impl FnMut() -> bool) {
 /// # Panics
 /// When it doesn't start.
 #[must_use]
-pub fn start_gateway(config: &Path) -> Gateway {
+pub fn start_gateway(config: &Path, beginning: Beginning) -> Gateway {
     let config = Resolved::load(config).expect("the configuration is sound");
     let date = Some("2019-01-30".parse().expect("a date"));
-    let overrides = Overrides { date, ts_recv: TsRecv::None, leadership: Leadership::Elected };
+    let overrides = Overrides { date, ts_recv: TsRecv::None, leadership: Leadership::Elected, beginning };
     Gateway::start(&config, overrides).expect("the gateway starts")
 }
 
@@ -77,7 +77,13 @@ impl Member {
     /// Starts it, as a standby.
     #[must_use]
     pub fn start(site: Site, wanted: &Wanted) -> Self {
-        let gateway = start_gateway(&site.config(wanted));
+        Self::start_with(site, wanted, Beginning::default())
+    }
+
+    /// Starts it, as a standby, with that.
+    #[must_use]
+    pub fn start_with(site: Site, wanted: &Wanted, beginning: Beginning) -> Self {
+        let gateway = start_gateway(&site.config(wanted), beginning);
         Self { site, gateway }
     }
 

@@ -37,6 +37,18 @@ pub struct ChannelConfig {
     pub resume: Option<Numbering>,
     /// How far the publication log had got when the gateway last ran: a session and the next sequence.
     pub logged: Option<(Session, Sequence)>,
+    /// What a channel wants that comes into a session late.
+    pub late_start: LateStart,
+}
+
+/// What a channel wants that comes into a session late.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LateStart {
+    /// What comes from now on, or since the log's end. Its books lack what was before, and say so.
+    #[default]
+    GoOn,
+    /// All of the session, to be asked of whoever keeps it: its books are then as good as any.
+    Whole,
 }
 
 /// How orders are found by their id.
@@ -66,6 +78,7 @@ impl ChannelConfig {
             ts_recv: TsRecv::default(),
             resume: None,
             logged: None,
+            late_start: LateStart::default(),
         }
     }
 }

@@ -5,7 +5,8 @@ use std::cmp::Ordering;
 use zerocopy::IntoBytes;
 
 use super::{
-    ChannelConfig, ChannelCounters, ChannelState, Datagram, Numbering, REQUEST_BYTES_MAX, Wanted,
+    ChannelConfig, ChannelCounters, ChannelState, Datagram, LateStart, Numbering, REQUEST_BYTES_MAX,
+    Wanted,
     ahead::Ahead,
     core::Core,
     evidence::{EvidenceRing, Why},
@@ -228,6 +229,7 @@ impl<C: Core> StraightLine<C> {
         // What was published before a restart of ours ends there; what was missed since is asked for or declared.
         let logged = self.config.logged.filter(|(logged, next)| *logged == session && *next <= packet.first);
         let expected = match logged {
+            _ if self.config.late_start == LateStart::Whole => Some(Sequence(1)),
             Some((_, next)) if joins_late => Some(next),
             _ => (!joins_late).then_some(Sequence(1)),
         };
@@ -236,6 +238,8 @@ impl<C: Core> StraightLine<C> {
         sink.session(session, next);
         if joins_late {
             self.counters.late_starts += 1;
+        }
+        if joins_late && expected != Some(Sequence(1)) {
             self.core.on_gap();
         }
     }

@@ -11,8 +11,8 @@ use std::{
 
 use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
-    arbiter::RecoveryConfig,
-    channel::{Channel, Numbering},
+    arbiter::{RecoveryConfig, WhenFull},
+    channel::{Channel, LateStart, Numbering},
     identity::{ChannelId, Epoch, GroupId, Line, Sequence, Session},
     published::{packet::PacketFlags, position::StreamPosition},
 };
@@ -20,7 +20,7 @@ use mdgw_publog::{LogOptions, Recovered, Retention};
 use socket2::Socket;
 
 use super::{
-    GatewayError, Leadership, Overrides, PoolOfChannels,
+    Beginning, GatewayError, Leadership, Overrides, PoolOfChannels,
     cold::{ColdParts, ColdThreads},
     log_keeping::{KeptLog, LOG_COUNTERS},
     pool::PoolOf,
@@ -253,6 +253,13 @@ impl<'c> Wiring<'c> {
             let without_server = RecoveryConfig { attempts_max: 0, ..RecoveryConfig::default() };
             let recovery = config.arbiter.recovery.get_or_insert(without_server);
             recovery.peer_attempts_max = PEER_ATTEMPTS_MAX;
+            if self.overrides.beginning == Beginning::WholeSession {
+                // The link to the peer has to come up first, and a day is longer than any gap.
+                recovery.peer_attempts_max = PEER_ATTEMPTS_TO_JOIN_MAX;
+                (recovery.gap_messages_max, recovery.session_messages_max) = (u64::MAX, u64::MAX);
+                config.arbiter.when_full = WhenFull::RefusePacket;
+                config.late_start = LateStart::Whole;
+            }
         }
         // Nobody outside can choose order ids that collide.
         config.books.order_hash_seed = RandomState::new().hash_one(setup.id.0);
@@ -294,6 +301,10 @@ impl<'c> Wiring<'c> {
     ) -> Result<OpenedLog, GatewayError> {
         let gateway = &self.config.gateway;
         let directory = log_directory(self.config, setup.id);
+        if self.overrides.beginning == Beginning::WholeSession && directory.exists() {
+            let act = format!("remove the log of channel {}, which begins anew", setup.name);
+            std::fs::remove_dir_all(&directory).map_err(GatewayError::io(act))?;
+        }
         let mut options = LogOptions::new(&directory, setup.id.0);
         options.segment_bytes = usize::try_from(gateway.segment_bytes).unwrap_or(usize::MAX);
         let payload_bytes_max = output.map_or(PAYLOAD_BYTES_MAX, |output| output.payload_bytes_max) - HEADER_BYTES;
@@ -476,6 +487,8 @@ const EPOCH_JUMP_MAX: u64 = 1_000;
 const HISTORY_BYTES_MAX: usize = 32 << 20;
 /// One more than a message lost on the link needs.
 const PEER_ATTEMPTS_MAX: u16 = 2;
+/// Half a second for the link to come up; a peer that says it has no more isn't waited for.
+const PEER_ATTEMPTS_TO_JOIN_MAX: u16 = 50;
 /// Ten time-outs of a receiver's request.
 const HOLE_NS_MAX: u64 = 500_000_000;
 /// The floor of a takeover's tail for a whole group: see the publisher.

@@ -54,6 +54,7 @@ pub(super) struct Counters {
     pub(super) refused: AtomicU64,
     pub(super) messages: AtomicU64,
     pub(super) datagrams: AtomicU64,
+    pub(super) windows_told: AtomicU64,
     pub(super) windows_equal: AtomicU64,
     pub(super) windows_different: AtomicU64,
     pub(super) left_out: AtomicU64,
@@ -70,6 +71,8 @@ pub struct PairCounts {
     pub messages: u64,
     /// Messages that came as datagrams, each counted once.
     pub datagrams: u64,
+    /// Windows that the peer has told.
+    pub windows_told: u64,
     /// Windows that both gateways have alike.
     pub windows_equal: u64,
     /// Windows that they don't.
@@ -136,12 +139,17 @@ impl PairDesk {
     /// What is counted.
     #[must_use]
     pub fn counts(&self) -> PairCounts {
-        let Counters { connections, refused, messages, datagrams, windows_equal, windows_different, left_out } =
-            &self.counters;
-        let [connections, refused, messages, datagrams, windows_equal, windows_different, left_out] =
-            [connections, refused, messages, datagrams, windows_equal, windows_different, left_out]
-                .map(|counter| counter.load(Relaxed));
-        PairCounts { connections, refused, messages, datagrams, windows_equal, windows_different, left_out }
+        let counters = &self.counters;
+        PairCounts {
+            connections: counters.connections.load(Relaxed),
+            refused: counters.refused.load(Relaxed),
+            messages: counters.messages.load(Relaxed),
+            datagrams: counters.datagrams.load(Relaxed),
+            windows_told: counters.windows_told.load(Relaxed),
+            windows_equal: counters.windows_equal.load(Relaxed),
+            windows_different: counters.windows_different.load(Relaxed),
+            left_out: counters.left_out.load(Relaxed),
+        }
     }
 
     pub(super) fn send(&self, message: LinkMessage) -> bool {

@@ -415,6 +415,7 @@ impl Link {
             LinkMessage::Election { serial, bytes } => self.desk.put_election(serial, &bytes),
             LinkMessage::Death { serial, bytes } => self.desk.put_death(serial, &bytes),
             LinkMessage::WindowHash(window) => {
+                add(&self.desk.counters.windows_told);
                 let compared = self.watch.accept_theirs(window);
                 self.follow_up(compared, connection);
             }

@@ -1,0 +1,177 @@
+//! When a gateway that joins may stand for election: no worse than its peer, and alike, for a while; alone at once.
+
+use mdgw_feeds::{published::position::StreamPosition, time::MonoNs};
+
+use crate::election::fitness::{Fitness, Standing};
+
+/// What is known at one look.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JoinLook {
+    /// Another candidate answers. Without one there is nobody to wait for.
+    pub has_peer: bool,
+    /// How far both are, for each channel of the group: this gateway, its peer.
+    pub channels: Vec<(Option<StreamPosition>, Option<StreamPosition>)>,
+    /// How fit this gateway is, and its peer.
+    pub fitness: (Fitness, Fitness),
+    /// Windows of messages so far that the peer has told, that are alike, and that aren't.
+    pub windows: Windows,
+}
+
+/// Counts of windows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Windows {
+    /// The peer has told.
+    pub told: u64,
+    /// Both have alike.
+    pub equal: u64,
+    /// Both have, and not alike.
+    pub different: u64,
+}
+
+/// How far joining has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JoinProgress {
+    /// Whether it stands.
+    pub standing: Standing,
+    /// Messages that the channel which lacks most is behind its peer, where both are in one numbering.
+    pub behind_messages: u64,
+    /// Channels that have not begun, or are in an older numbering than the peer's.
+    pub channels_missing: usize,
+    /// Since when it has been level, ns.
+    pub level_ns: u64,
+}
+
+/// Looks again and again. Once it stands it stands: what is worse later is for fitness to say.
+#[derive(Debug)]
+pub struct JoinWatch {
+    standing: Standing,
+    /// Since when, and the windows then.
+    level: Option<(MonoNs, Windows)>,
+}
+
+impl JoinWatch {
+    /// Of a gateway that has just started.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { standing: Standing::Joins, level: None }
+    }
+
+    /// What has come of it by now.
+    pub fn look(&mut self, look: &JoinLook, now: MonoNs) -> JoinProgress {
+        let (mut behind_messages, mut channels_missing) = (0, 0);
+        for (ours, theirs) in &look.channels {
+            match (ours, theirs) {
+                (_, None) => {}
+                (Some(ours), Some(theirs)) if ours.session >= theirs.session => {
+                    let behind = theirs.sequence.0.saturating_sub(ours.sequence.0);
+                    behind_messages = behind_messages.max(if ours.session == theirs.session { behind } else { 0 });
+                }
+                _ => channels_missing += 1,
+            }
+        }
+        let (own, peer) = &look.fitness;
+        let is_level = channels_missing == 0 && behind_messages <= LEVEL_MESSAGES && !own.is_worse_than(peer);
+        let (since, before) = *self.level.get_or_insert((now, look.windows));
+        let windows = look.windows;
+        if !is_level || windows.different != before.different {
+            self.level = None;
+        } else if now.since(since) >= LEVEL_NS {
+            // A peer that tells windows of which none is alike has better books.
+            if windows.told == before.told || windows.equal > before.equal {
+                self.standing = Standing::Stands;
+            } else {
+                self.level = None;
+            }
+        }
+        if !look.has_peer {
+            self.standing = Standing::Stands;
+        }
+        let level_ns = self.level.map_or(0, |(since, _)| now.since(since));
+        JoinProgress { standing: self.standing, behind_messages, channels_missing, level_ns }
+    }
+}
+
+impl Default for JoinWatch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What two looks at two moments differ by on a busy channel.
+const LEVEL_MESSAGES: u64 = 10_000;
+const LEVEL_NS: u64 = 2_000_000_000;
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use mdgw_feeds::{
+        identity::{Feed, Sequence, Session},
+        time::TradingDate,
+    };
+
+    use super::*;
+
+    fn at(restart: u32, sequence: u64) -> Option<StreamPosition> {
+        let date = TradingDate::from_yyyymmdd(20_230_822).unwrap();
+        Some(StreamPosition::at(Session { feed: Feed::IexTops, date, restart }, Sequence(sequence)))
+    }
+
+    fn look(ours: Option<StreamPosition>, theirs: Option<StreamPosition>, windows: (u64, u64, u64)) -> JoinLook {
+        let (told, equal, different) = windows;
+        JoinLook {
+            has_peer: true,
+            channels: vec![(ours, theirs)],
+            windows: Windows { told, equal, different },
+            ..JoinLook::default()
+        }
+    }
+
+    const S: u64 = 1_000_000_000;
+
+    #[test]
+    fn alone_it_stands_at_once_and_with_a_peer_not() {
+        let mut alone = JoinWatch::new();
+        assert_eq!(alone.look(&JoinLook::default(), MonoNs(0)).standing, Standing::Stands);
+        let mut joining = JoinWatch::new();
+        assert_eq!(joining.look(&look(None, at(0, 5), (0, 0, 0)), MonoNs(9 * S)).standing, Standing::Joins);
+        let progress = joining.look(&look(at(0, 5), at(0, 90_005), (0, 0, 0)), MonoNs(20 * S));
+        assert_eq!((progress.standing, progress.behind_messages, progress.level_ns), (Standing::Joins, 90_000, 0));
+        let progress = joining.look(&look(at(0, 5), at(1, 1), (0, 0, 0)), MonoNs(30 * S));
+        assert_eq!((progress.standing, progress.channels_missing), (Standing::Joins, 1));
+    }
+
+    #[test]
+    fn it_stands_when_it_was_level_and_alike_for_two_seconds() {
+        let mut watch = JoinWatch::new();
+        let level = |windows| look(at(0, 50_000), at(0, 50_001), windows);
+        assert_eq!(watch.look(&level((1, 0, 0)), MonoNs(S)).standing, Standing::Joins);
+        assert_eq!(watch.look(&level((3, 2, 0)), MonoNs(3 * S - 1)).standing, Standing::Joins);
+        assert_eq!(watch.look(&level((3, 2, 0)), MonoNs(3 * S)).standing, Standing::Stands);
+        assert_eq!(watch.look(&look(None, at(0, 1), (9, 0, 9)), MonoNs(4 * S)).standing, Standing::Stands);
+    }
+
+    #[test]
+    fn a_window_that_differs_or_none_that_is_alike_begins_the_wait_anew() {
+        let level = |windows| look(at(0, 50_000), at(0, 50_001), windows);
+        let mut watch = JoinWatch::new();
+        watch.look(&level((1, 1, 0)), MonoNs(S));
+        assert_eq!(watch.look(&level((2, 1, 1)), MonoNs(3 * S)).standing, Standing::Joins);
+        assert_eq!(watch.look(&level((3, 2, 1)), MonoNs(4 * S)).level_ns, 0);
+        assert_eq!(watch.look(&level((4, 3, 1)), MonoNs(6 * S)).standing, Standing::Stands);
+        let mut doubtful = JoinWatch::new();
+        for second in 0..20 {
+            // The peer tells windows; ours are left out, since our books are in doubt.
+            let progress = doubtful.look(&level((second, 0, 0)), MonoNs(second * S));
+            assert_eq!(progress.standing, Standing::Joins);
+        }
+    }
+
+    #[test]
+    fn a_less_fit_one_waits() {
+        let mut watch = JoinWatch::new();
+        let mut look = look(at(0, 5), at(0, 5), (0, 0, 0));
+        look.fitness.0.channels_behind = 1;
+        for second in 0..5 {
+            assert_eq!(watch.look(&look, MonoNs(second * S)).standing, Standing::Joins);
+        }
+    }
+}
