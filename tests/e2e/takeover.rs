@@ -256,41 +256,6 @@ fn a_planned_hand_over_says_nothing_twice() {
 }
 
 #[test]
-fn a_gateway_that_was_killed_comes_back_with_books_as_good_as_any() {
-    let first = Site::numbered(1);
-    let second = first.twin(2);
-    let wanted = Wanted { has_recovery: true, ..wanted() };
-    let start = |site, beginning| GatewayProcess::start(site, &wanted, beginning);
-    let mut leading = start(&first, Beginning::OwnLog);
-    let mut standby = start(&second, Beginning::OwnLog);
-    let mut consumer = Consumer::open(&second, 3);
-    let requests = first.requests.to_string();
-    let feed = ["--messages", "60000", "--rate", "3000", "--request-server", &requests, "--linger-s", "60"];
-    leading.say("open 2561");
-    let played = first.sim(&feed);
-    consumer.take_until("some of it has come", |told| told.len() > 10_000);
-    leading.kill();
-    standby.say("open 2818");
-    // It asks for the whole session, and is there when the other one goes.
-    let mut returned = start(&first, Beginning::WholeSession);
-    consumer.take_until("it is level", |_| returned.is_level());
-    standby.kill();
-    returned.say("open 3073");
-    consumer.take_until("the session ends", |told| matches!(told.last(), Some(Told::End(_))));
-    let _ = played.end_by(mdgw_tests::process::Signal::Terminate);
-    returned.say("stop");
-    returned.ends();
-    let log = log_entries(&first);
-    // On a crowded machine a log that is written in a burst has places that went to memory alone.
-    let mut expected = messages_of(&log_entries(&second));
-    expected.extend(messages_of(&log));
-    assert_eq!(consumer.check(&expected), Ok(()));
-    assert_eq!(log.last().map(|entry| entry.next.0), Some(60_001), "that is the whole day");
-    let suspects = consumer.told.iter().filter(|told| matches!(told, Told::Message(_, _, _, true))).count();
-    assert_eq!((suspects, consumer.epoch()), (0, Some(Epoch(3073))));
-}
-
-#[test]
 fn who_joins_has_the_session_from_its_peer() {
     let packets = day(3_000, 1, SESSION);
     let (before, after) = packets.split_at(packets.len() / 2);
@@ -428,11 +393,6 @@ impl GatewayProcess {
         }
     }
 
-    fn is_level(&mut self) -> bool {
-        writeln!(self.input, "level").unwrap();
-        self.hear("level") == "true"
-    }
-
     fn kill(&mut self) {
         self.child.kill().unwrap();
         let _ = self.child.wait().unwrap();
@@ -468,12 +428,6 @@ fn a_gateway_that_obeys_its_standard_input() {
                 desk.fence().open(Epoch(epoch.parse().unwrap()), MonoNs(u64::MAX));
                 desk.fence_moved();
                 String::new()
-            }
-            // As near to the leader as two looks at two moments can tell.
-            None if line == "level" => {
-                let board = gateway.board().unwrap().get(CHANNEL).unwrap();
-                let places = board.ready.zip(board.heard.on_wire);
-                places.is_some_and(|(ready, heard)| ready.sequence.0 + 1_000 > heard.sequence.0).to_string()
             }
             _ => {
                 let _ = gateway.stop().unwrap();

@@ -5,8 +5,7 @@ use std::cmp::Ordering;
 use zerocopy::IntoBytes;
 
 use super::{
-    ChannelConfig, ChannelCounters, ChannelState, Datagram, LateStart, Numbering, REQUEST_BYTES_MAX,
-    Wanted,
+    ChannelConfig, ChannelCounters, ChannelState, Datagram, LateStart, Numbering, REQUEST_BYTES_MAX, Wanted,
     ahead::Ahead,
     core::Core,
     evidence::{EvidenceRing, Why},

@@ -57,8 +57,10 @@ impl InputHistory {
         if packet.session != kept.session {
             *kept = Kept { session: packet.session, packets: BTreeMap::new(), bytes: 0, is_ambiguous: false, ..*kept };
         }
-        kept.is_ambiguous |= packet.restart_marker && kept.packets.len() > 1;
         let (first, next) = (packet.first.0, packet.next().0);
+        // A copy of the beginning that comes late is none.
+        let is_copy = kept.packets.get(&first).is_some_and(|(_, known)| **known == *datagram);
+        kept.is_ambiguous |= packet.restart_marker && !kept.packets.is_empty() && !is_copy;
         if kept.packets.get(&first).is_some_and(|(known, _)| *known >= next) {
             return Ok(());
         }
