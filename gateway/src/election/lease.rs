@@ -27,6 +27,8 @@ mod leading;
 mod leaving;
 mod promises;
 #[cfg(test)]
+mod simulation;
+#[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;

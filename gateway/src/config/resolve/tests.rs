@@ -418,7 +418,7 @@ fn an_election_by_etcd_is_shown_with_its_defaults() {
                 certificate_file = \"c.pem\"\nkey_file = \"c.key\"\nuser = \"mdgw\"\npassword_file = \"secret\"\n";
     let resolved = load(&with_election(text)).unwrap();
     assert_eq!(resolved.warnings, Vec::<String>::new());
-    let settings = resolved.settings().into_iter().filter(|(key, _)| key.starts_with("election"));
+    let settings = resolved.settings().into_iter().filter(|(key, _)| is_of_store(key));
     let lines: Vec<String> = settings.map(|(key, value)| format!("{key} = {value}")).collect();
     expect![[r#"
         election.backend = "etcd"
@@ -434,7 +434,7 @@ fn an_election_by_etcd_is_shown_with_its_defaults() {
     let mut explained = String::new();
     crate::config::explain::explain(&resolved, &mut explained).unwrap();
     let line = explained.lines().find(|line| line.starts_with("election")).unwrap();
-    expect!["election     by records in etcd, encrypted, at 10.0.0.1:2379, etcd-2:2379, as mdgw; keys /mdgw/group-N"]
+    expect!["election     as gw0 (node 0), by records in etcd, encrypted, at 10.0.0.1:2379, etcd-2:2379, user mdgw: keys /mdgw/group-N, one for each group"]
         .assert_eq(line);
 }
 
@@ -448,19 +448,19 @@ fn wrong_keys_of_etcd_are_refused_each_with_its_place() {
         ),
         expect![[r#"
             7 problems
-            x.toml:32:14: election.etcd.endpoints[0]: "http://a:1": expected host and port, such as "10.0.0.1:2379"
-            x.toml:32:28: election.etcd.endpoints[1]: "b:0": expected host and port, such as "10.0.0.1:2379"
-            x.toml:32:42: election.etcd.endpoints[3]: "c:1": stands here twice
-            x.toml:33:12: election.etcd.key_file: `certificate_file` is missing beside it
-            x.toml:34:8: election.etcd.user: `password_file` is missing beside it
-            x.toml:35:22: election.etcd.request_timeout_ms: 0: must be 1 to 60000 (milliseconds)
-            x.toml:36:1: election.zookeeper: for `backend = "zookeeper"` only; this one is "etcd""#]],
+            x.toml:33:14: election.etcd.endpoints[0]: "http://a:1": expected host and port, such as "10.0.0.1:2379"
+            x.toml:33:28: election.etcd.endpoints[1]: "b:0": expected host and port, such as "10.0.0.1:2379"
+            x.toml:33:42: election.etcd.endpoints[3]: "c:1": stands here twice
+            x.toml:34:12: election.etcd.key_file: `certificate_file` is missing beside it
+            x.toml:35:8: election.etcd.user: `password_file` is missing beside it
+            x.toml:36:22: election.etcd.request_timeout_ms: 0: must be 1 to 60000 (milliseconds)
+            x.toml:37:1: election.zookeeper: for `backend = "zookeeper"` only; this one is "etcd""#]],
     );
     refused(&with_election("backend = \"etcd\"\n"), expect!["x.toml:29:1: election: `[election.etcd]` is missing"]);
     refused(
         &with_election("backend = \"ectd\"\n"),
         expect![[
-            r#"x.toml:30:11: election.backend: "ectd": did you mean "etcd"? must be one of: file, etcd, zookeeper, quorum"#
+            r#"x.toml:31:11: election.backend: "ectd": did you mean "etcd"? must be one of: file, etcd, zookeeper, quorum"#
         ]],
     );
     refused(&with_election(""), expect!["x.toml:29:1: election: `backend` is missing"]);
@@ -471,7 +471,7 @@ fn wrong_keys_of_etcd_are_refused_each_with_its_place() {
 fn an_election_by_zookeeper_is_shown_and_its_path_checked() {
     let text = "backend = \"zookeeper\"\n[election.zookeeper]\nendpoints = [\"10.0.0.1:2181\"]\n";
     let resolved = load(&with_election(text)).unwrap();
-    let settings = resolved.settings().into_iter().filter(|(key, _)| key.starts_with("election"));
+    let settings = resolved.settings().into_iter().filter(|(key, _)| is_of_store(key));
     let lines: Vec<String> = settings.map(|(key, value)| format!("{key} = {value}")).collect();
     expect![[r#"
         election.backend = "zookeeper"
@@ -483,21 +483,27 @@ fn an_election_by_zookeeper_is_shown_and_its_path_checked() {
     let refused_session = with_election(&format!("{text}session_ms = 400\n"));
     refused(
         &refused_session,
-        expect![[r#"x.toml:33:14: election.zookeeper.session_ms: for `mode = "latch"` only: a lease has no session"#]],
+        expect![[r#"x.toml:34:14: election.zookeeper.session_ms: for `mode = "latch"` only: a lease has no session"#]],
     );
     let latch = load(&with_election(&format!("{text}session_ms = 400\nmode = \"latch\"\n"))).unwrap();
     let mut explained = String::new();
     crate::config::explain::explain(&latch, &mut explained).unwrap();
     let line = explained.lines().find(|line| line.starts_with("election")).unwrap();
-    expect!["election     by lines in ZooKeeper, with sessions of 400ms, at 10.0.0.1:2181; nodes /mdgw/line-N"]
+    expect!["election     as gw0 (node 0), by lines in ZooKeeper, with sessions of 400ms, at 10.0.0.1:2181: nodes /mdgw/line-N, one for each group"]
         .assert_eq(line);
     refused(
         &with_election(&format!("{text}path = \"/mdgw/\"\nuser = \"u\"\n")),
         expect![[r#"
         2 problems
-        x.toml:33:8: election.zookeeper.path: "/mdgw/": expected a path such as "/mdgw" of letters, digits, -, _ and .
-        x.toml:34:8: election.zookeeper.user: `password_file` is missing beside it"#]],
+        x.toml:34:8: election.zookeeper.path: "/mdgw/": expected a path such as "/mdgw" of letters, digits, -, _ and .
+        x.toml:35:8: election.zookeeper.user: `password_file` is missing beside it"#]],
     );
+}
+
+/// Whether that setting says where the store is.
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+fn is_of_store(key: &str) -> bool {
+    ["election.backend", "election.etcd.", "election.zookeeper."].iter().any(|prefix| key.starts_with(prefix))
 }
 
 /// The small configuration with an election, and what else stands in its table.
