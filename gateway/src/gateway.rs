@@ -22,7 +22,13 @@ use mdgw_feeds::{
 use serde_json::json;
 use thiserror::Error;
 
-use self::{alarms::Alarms, cold::ColdThreads, pool::RunningPool, wiring::Wiring};
+use self::{
+    alarms::Alarms,
+    cold::ColdThreads,
+    election::{PeerNews, PeerWay},
+    pool::RunningPool,
+    wiring::Wiring,
+};
 pub use self::{
     group::GroupDesk,
     report::{ChannelReport, GatewayReport, LineReport},
@@ -33,10 +39,11 @@ use crate::{
         entry::{Change, Reached},
         file::AuditError,
     },
-    config::Resolved,
+    config::{Resolved, resolved::LinkConfig},
     control::{ControlServer, GroupControl, PairControl},
     election::{
-        access::AccessError, core::Progress, driver::Election, fitness::Fitness, identity::NodeId, latch::LeaderLatch,
+        access::AccessError, auth::SharedKey, core::Progress, driver::Election, fitness::Fitness, identity::NodeId,
+        latch::LeaderLatch,
     },
     engine::{
         dispatch::{FailReason, StartError},
@@ -67,6 +74,8 @@ pub struct Gateway {
     pools: Vec<PoolOfChannels>,
     standby: Option<Standby>,
     link: Option<PairLink>,
+    peer_way: PeerWay,
+    peer_news: Option<PeerNews>,
     registry: Arc<Registry>,
     latency: LatencyThread,
     cold: ColdThreads,
@@ -210,12 +219,15 @@ impl Gateway {
         let (latency, cold) = wiring.start_cold_threads()?;
         tracing::info!(epoch = epoch.count(), channels = config.channels.len(), pools = pools.len(), "gateway runs");
         let notes = audit.as_ref().map(Audit::notes);
+        let peer_way = PeerWay::default();
         let elections = match &config.election {
-            Some(election) => election::start(config, election, epoch, &groups, notes).inspect_err(|_| {
-                for PoolOfChannels { pool, .. } in &pools {
-                    pool.shutdown();
-                }
-            })?,
+            Some(election) => {
+                election::start(config, election, epoch, &groups, notes, &peer_way).inspect_err(|_| {
+                    for PoolOfChannels { pool, .. } in &pools {
+                        pool.shutdown();
+                    }
+                })?
+            }
             None => BTreeMap::new(),
         };
         let gateway = Self {
@@ -231,6 +243,8 @@ impl Gateway {
             pools,
             standby,
             link: None,
+            peer_way,
+            peer_news: None,
             registry,
             latency,
             cold,
@@ -322,7 +336,27 @@ impl Gateway {
         let (peer_gaps, history) = (Arc::clone(&self.peer_gaps), Arc::clone(&self.history));
         let parts = PairParts { board, epochs, logs: self.logs.clone(), peer_gaps, history, channels };
         let link = PairLink::start(PairLinkConfig { node: self.node, ends }, parts)?;
+        let _first = self.peer_way.set(Arc::clone(link.desk()));
+        let news = PeerNews::start(Arc::clone(link.desk()), self.elections.clone()).map_err(PairLinkError::Thread)?;
+        self.peer_news = Some(news);
         Ok(self.link.insert(link).desk())
+    }
+
+    /// As the configuration says; without `[election.link]`, nothing.
+    ///
+    /// # Errors
+    /// When the key can't be read, or the gateway can't listen.
+    pub fn link_as_configured(&mut self, config: &Resolved) -> Result<(), GatewayError> {
+        let Some(election) = &config.election else { return Ok(()) };
+        let Some(LinkConfig { listen, peer, key_file }) = &election.link else { return Ok(()) };
+        let failed = |why: String| GatewayError::Io {
+            act: "link to the other gateway".to_owned(),
+            source: std::io::Error::other(why),
+        };
+        let key = SharedKey::load(key_file).map_err(|error| failed(error.to_string()))?;
+        let ends = PairEnds { listen: *listen, peer: *peer, key, period_ns: election.timing.renew_ns };
+        self.link(ends).map_err(|error| failed(error.to_string()))?;
+        Ok(())
     }
 
     /// What is known of the other gateway, if this one listens to it.
@@ -400,10 +434,11 @@ impl Gateway {
     /// When latency logs or state could not be written to their end; everything has ended all the same.
     pub fn stop(self) -> Result<GatewayReport, GatewayError> {
         self.note_all(&Change::Stopped);
-        let Self { epoch, elections, pools, standby, link, latency, cold, audit, control, .. } = self;
+        let Self { epoch, elections, pools, standby, link, peer_news, latency, cold, audit, control, .. } = self;
         // First of all: another gateway leads on while this one still ends.
         elections.values().for_each(LeaderLatch::close);
         drop(control);
+        drop(peer_news);
         drop(link);
         let heard = standby.map(Standby::stop);
         let mut channels = Vec::new();

@@ -60,6 +60,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("catch signals")?;
     let overrides = Overrides { date: args.date, ts_recv: args.ts_recv.into(), ..Overrides::default() };
     let mut gateway = Gateway::start(&config, overrides).with_context(|| format!("start {}", args.config.display()))?;
+    gateway.link_as_configured(&config).with_context(|| format!("start {}", args.config.display()))?;
     gateway.serve_control(&config).with_context(|| format!("start {}", args.config.display()))?;
     let mut looked = Instant::now();
     let fault = 'running: loop {

@@ -184,6 +184,10 @@ fn explain_election(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     let peers: Vec<String> = election.peers.iter().map(|peer| format!("{} (node {})", peer.name, peer.node)).collect();
     let preferred = election.preferred.map_or_else(String::new, |node| format!("; preferred: node {node}"));
     writeln!(out, "  with       {}{preferred}", if peers.is_empty() { "nobody".to_owned() } else { peers.join(", ") })?;
+    match &election.link {
+        Some(link) => writeln!(out, "  link       {} to {}", link.listen, link.peer)?,
+        None => writeln!(out, "  link       none: no hand-over, no promises")?,
+    }
     let place = election.core.map_or_else(|| "any core".to_owned(), |core| format!("core {core}"));
     write!(out, "  thread     on {place}")?;
     match election.priority {

@@ -242,6 +242,8 @@ pub struct Election {
     pub zookeeper: Option<Spanned<ZooKeeper>>,
     /// `[election.quorum]`
     pub quorum: Option<Spanned<Quorum>>,
+    /// `[election.link]`
+    pub link: Option<Spanned<Link>>,
     /// `[[election.peer]]`
     #[serde(default)]
     pub peer: Vec<Spanned<Peer>>,
@@ -253,6 +255,18 @@ pub struct Election {
 pub struct FileStore {
     /// Directory of the records.
     pub directory: Written<String>,
+}
+
+/// `[election.link]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// Address and port of this gateway's end.
+    pub listen: Written<String>,
+    /// Address and port of the other one's.
+    pub peer: Written<String>,
+    /// File of the key that both share.
+    pub key_file: Written<String>,
 }
 
 /// `[election.quorum]`

@@ -381,6 +381,8 @@ pub struct ElectionConfig {
     pub name: NodeName,
     /// The other gateways that may lead.
     pub peers: Vec<PeerConfig>,
+    /// The link to the other gateway of the pair; without it there is no hand-over and no promise.
+    pub link: Option<LinkConfig>,
     /// Checked: no two leases can overlap.
     pub timing: LeaseTiming,
     /// While the connection is in doubt.
@@ -395,6 +397,17 @@ pub struct ElectionConfig {
     pub priority: Option<u8>,
     /// How long listeners are waited for before a fence opens.
     pub listeners_ns_max: u64,
+}
+
+/// Ends of the link between the two gateways of a pair.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkConfig {
+    /// This gateway's.
+    pub listen: SocketAddrV4,
+    /// The other one's.
+    pub peer: SocketAddrV4,
+    /// File of the shared key.
+    pub key_file: PathBuf,
 }
 
 /// Where this gateway votes, and with whom.

@@ -210,6 +210,11 @@ impl List {
     }
 
     fn election(&mut self, election: &ElectionConfig) {
+        if let Some(link) = &election.link {
+            self.push("election.link.listen", quoted(link.listen));
+            self.push("election.link.peer", quoted(link.peer));
+            self.push("election.link.key_file", quoted(link.key_file.display()));
+        }
         match &election.backend {
             Backend::File(directory) => {
                 self.push("election.backend", quoted("file"));

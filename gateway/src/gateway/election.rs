@@ -1,6 +1,16 @@
 //! The elections of a gateway: one for each of its groups.
 
-use std::{collections::BTreeMap, io, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io,
+    path::Path,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
 
 use mdgw_feeds::{
     identity::{ChannelId, Epoch, GroupId},
@@ -29,6 +39,7 @@ use crate::{
         identity::{Incarnation, Member, NodeId, NodeName},
         latch::LeaderLatch,
         lease::{Lease, LeaseConfig, MovesConfig},
+        peer::PeerMessage,
         quorum::{
             backend::QuorumBackends,
             candidate::{Candidate, CandidateConfig, vote_ns_max},
@@ -37,6 +48,7 @@ use crate::{
         },
         register::{Register, RegisterSender},
     },
+    pair_link::PairDesk,
     sys::clock::mono_now,
 };
 
@@ -50,6 +62,7 @@ pub(super) fn start(
     epoch: Epoch,
     desks: &BTreeMap<GroupId, GroupDesk>,
     audit: Option<&AuditNotes>,
+    peer_way: &PeerWay,
 ) -> Result<BTreeMap<GroupId, Election>, GatewayError> {
     let mut elections: BTreeMap<GroupId, Election> = BTreeMap::new();
     let voting = match &election.backend {
@@ -57,7 +70,7 @@ pub(super) fn start(
         _ => None,
     };
     for (group, desk) in desks {
-        let started = start_one(config, election, voting.as_ref(), epoch, *group, desk, audit);
+        let started = start_one(config, election, voting.as_ref(), epoch, (*group, desk), audit, peer_way);
         match started {
             Ok(started) => {
                 elections.insert(*group, started);
@@ -79,15 +92,15 @@ fn start_one(
     election: &ElectionConfig,
     voting: Option<&Arc<QuorumBackends>>,
     epoch: Epoch,
-    group: GroupId,
-    desk: &GroupDesk,
+    (group, desk): (GroupId, &GroupDesk),
     audit: Option<&AuditNotes>,
+    peer_way: &PeerWay,
 ) -> Result<Election, GatewayError> {
     let node = NodeId(config.gateway.node);
     // The state file gives each start an epoch of its own: its count tells one start from another.
     let member = Member { node, name: election.name.clone(), incarnation: Incarnation(epoch.count()) };
     let fence = Arc::clone(desk.fence());
-    let surroundings = Box::new(Desk { desk: desk.clone() });
+    let surroundings = Box::new(Desk { group, desk: desk.clone(), peer_way: Arc::clone(peer_way) });
     let options = ElectionOptions {
         name: group.0.to_string(),
         timing: election.timing,
@@ -227,10 +240,72 @@ fn measure_store(election: &ElectionConfig, group: GroupId) {
 
 /// What surrounds the election of a group in this process.
 struct Desk {
+    group: GroupId,
     desk: GroupDesk,
+    peer_way: PeerWay,
 }
 
+/// To the other gateway; empty until there is a link.
+pub(super) type PeerWay = Arc<OnceLock<Arc<PairDesk>>>;
+
+/// Brings what comes over the link to the elections. Ends when it is dropped.
+#[derive(Debug)]
+pub(super) struct PeerNews {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl PeerNews {
+    pub(super) fn start(desk: Arc<PairDesk>, elections: BTreeMap<GroupId, Election>) -> io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::Builder::new().name("mdgw-peer-news".to_owned()).spawn(move || {
+            desk.wake_on_message(std::thread::current());
+            while !stopped.load(Relaxed) {
+                forward(&desk, &elections);
+                std::thread::park_timeout(LOOK_INTERVAL);
+            }
+        })?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for PeerNews {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It has no result; one that panicked has ended all the same.
+            let _ended = thread.join();
+        }
+    }
+}
+
+fn forward(desk: &PairDesk, elections: &BTreeMap<GroupId, Election>) {
+    while let Some(notice) = desk.take_death() {
+        tracing::warn!(holder = %notice.holder, epoch = ?notice.epoch, "the other gateway's process has ended");
+        elections.values().for_each(|election| election.died(notice));
+    }
+    while let Some((group, message)) = desk.take_election() {
+        // Without a connection nobody has proved who it is.
+        if let (Some(node), Some(election)) = (desk.peer_node(), elections.get(&group)) {
+            election.heard_from_peer(NodeId(node), message);
+        }
+    }
+}
+
+/// For messages that came before the thread was known.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
 impl Surroundings for Desk {
+    fn to_peer(&mut self, to: NodeId, message: PeerMessage) {
+        if let Some(desk) = self.peer_way.get()
+            && desk.peer_node() == Some(to.0)
+        {
+            desk.send_election(self.group, &message);
+        }
+    }
+
     fn fence_moved(&mut self) {
         self.desk.fence_moved();
     }

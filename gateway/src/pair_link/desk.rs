@@ -3,13 +3,17 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{
-        Mutex, PoisonError,
+        Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    thread::Thread,
 };
 
 use crossbeam_queue::ArrayQueue;
-use mdgw_feeds::{identity::ChannelId, time::MonoNs};
+use mdgw_feeds::{
+    identity::{ChannelId, GroupId},
+    time::MonoNs,
+};
 
 use super::{
     message::{ChannelPositions, LinkMessage},
@@ -21,9 +25,11 @@ use crate::election::peer::{DeathNotice, PeerMessage};
 #[derive(Debug)]
 pub struct PairDesk {
     pub(super) out: ArrayQueue<LinkMessage>,
-    election: ArrayQueue<PeerMessage>,
+    election: ArrayQueue<(GroupId, PeerMessage)>,
     deaths: ArrayQueue<DeathNotice>,
     mismatches: ArrayQueue<Mismatch>,
+    /// Who forwards what comes for the elections; woken by it.
+    reader: OnceLock<Thread>,
     /// Of the next message that goes by more than one way; begins anywhere, so that a new process' are others.
     serial: AtomicU64,
     peer: Mutex<Peer>,
@@ -88,16 +94,17 @@ impl PairDesk {
             election: ArrayQueue::new(QUEUE_MESSAGES_MAX),
             deaths: ArrayQueue::new(QUEUE_MESSAGES_MAX),
             mismatches: ArrayQueue::new(MISMATCHES_MAX),
+            reader: OnceLock::new(),
             serial: AtomicU64::new(serial),
             peer: Mutex::default(),
             counters: Counters::default(),
         }
     }
 
-    /// Leaves a message of the election. `false`: no room, and as good as lost on the way.
-    pub fn send_election(&self, message: &PeerMessage) -> bool {
+    /// Leaves a message of that group's election. `false`: no room, and as good as lost on the way.
+    pub fn send_election(&self, group: GroupId, message: &PeerMessage) -> bool {
         let serial = self.next_serial();
-        serde_json::to_vec(message).is_ok_and(|bytes| self.send(LinkMessage::Election { serial, bytes }))
+        serde_json::to_vec(&(group.0, message)).is_ok_and(|bytes| self.send(LinkMessage::Election { serial, bytes }))
     }
 
     /// Leaves word that a process has ended.
@@ -106,9 +113,14 @@ impl PairDesk {
         serde_json::to_vec(notice).is_ok_and(|bytes| self.send(LinkMessage::Death { serial, bytes }))
     }
 
-    /// The next message of the peer's election.
+    /// The thread that takes what comes for the elections: it is unparked for each message. The first one that calls it.
+    pub fn wake_on_message(&self, reader: Thread) {
+        let _another = self.reader.set(reader);
+    }
+
+    /// The next message of the peer's elections.
     #[must_use]
-    pub fn take_election(&self) -> Option<PeerMessage> {
+    pub fn take_election(&self) -> Option<(GroupId, PeerMessage)> {
         self.election.pop()
     }
 
@@ -162,9 +174,10 @@ impl PairDesk {
             return;
         }
         match serde_json::from_slice(bytes) {
-            Ok(message) => _ = self.keep(&self.election, message),
+            Ok((group, message)) => _ = self.keep(&self.election, (GroupId(group), message)),
             Err(_) => add(&self.counters.refused),
         }
+        self.wake();
     }
 
     pub(super) fn put_death(&self, serial: u64, bytes: &[u8]) {
@@ -174,6 +187,13 @@ impl PairDesk {
         match serde_json::from_slice(bytes) {
             Ok(notice) => _ = self.keep(&self.deaths, notice),
             Err(_) => add(&self.counters.refused),
+        }
+        self.wake();
+    }
+
+    fn wake(&self) {
+        if let Some(reader) = self.reader.get() {
+            reader.unpark();
         }
     }
 

@@ -7,7 +7,7 @@ use crate::{
     config::{
         file,
         limits::{self, Bound},
-        resolved::{ElectionConfig, GatewayConfig, ON_SUSPENDED, PeerConfig, PoolConfig, Threads},
+        resolved::{ElectionConfig, GatewayConfig, LinkConfig, ON_SUSPENDED, PeerConfig, PoolConfig, Threads},
     },
     election::{
         identity::{NodeId, NodeName},
@@ -36,12 +36,22 @@ impl Resolver<'_> {
         if peers.is_empty() {
             self.warnings.push("election without any [[election.peer]]: nobody can take over".to_owned());
         }
+        let link = election.link.as_ref().and_then(|written| self.link(written));
+        if election.link.is_some() && peers.len() > 1 {
+            self.wrong(&table, "[election.link] joins two gateways, and there are more [[election.peer]]");
+        }
+        if link.is_none() && !peers.is_empty() {
+            self.warnings.push(
+                "no [election.link]: leadership is not handed over, and a lost store ends it with the lease".to_owned(),
+            );
+        }
         let priority: u8 = self.number(&election.priority, limits::PRIORITY);
         let name = self.node_name(&election.name, &table);
         Some(ElectionConfig {
             backend: backend?,
             name,
             peers,
+            link,
             timing: self.timing(written),
             on_suspended: self.one_of(election.on_suspended.as_ref(), &ON_SUSPENDED).unwrap_or_default(),
             revision: self.number(&election.revision, limits::REVISION),
@@ -50,6 +60,17 @@ impl Resolver<'_> {
             priority: (priority > 0).then_some(priority),
             listeners_ns_max: self.number::<u64>(&election.listeners_ms_max, limits::LISTENERS_MS_MAX) * NS_PER_MS,
         })
+    }
+
+    fn link(&mut self, written: &Spanned<file::Link>) -> Option<LinkConfig> {
+        let (link, table) = (written.get_ref(), written.span());
+        let key_file = self.required(&link.key_file, &table, "key_file")?;
+        let listen = self.address(&link.listen, &table, "listen");
+        let peer = self.address(&link.peer, &table, "peer");
+        if listen == peer {
+            self.wrong(&table, format!("{listen}: `listen` and `peer` are the same"));
+        }
+        Some(LinkConfig { listen, peer, key_file: key_file.into() })
     }
 
     /// The profile, and what is set over it. Whether it is safe is said with the arithmetic.

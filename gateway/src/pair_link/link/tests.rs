@@ -62,7 +62,7 @@ fn messages_come_once_though_they_go_by_several_ways_and_a_link_comes_back() {
         Question { asker: NodeId(1), incarnation: Incarnation(1), epoch: Epoch::new(5, 1), nonce: 9, lease_ns: 1 };
     for nonce in 0..50 {
         let message = PeerMessage::PromiseAsk(Question { nonce, ..question });
-        assert!(first.desk().send_election(&message));
+        assert!(first.desk().send_election(GroupId(3), &message));
     }
     assert!(first.desk().send_death(&notice(1)));
     for nonce in 0..50 {
@@ -72,7 +72,7 @@ fn messages_come_once_though_they_go_by_several_ways_and_a_link_comes_back() {
             came.is_some()
         });
         // A datagram may overtake the connection, so only what came is certain, not the order.
-        assert!(matches!(came, Some(PeerMessage::PromiseAsk(_))), "{nonce}");
+        assert!(matches!(came, Some((GroupId(3), PeerMessage::PromiseAsk(_)))), "{nonce}");
     }
     let mut death = None;
     wait_until("the death is told", || {

@@ -275,7 +275,7 @@ impl World {
                 }
             }
             Output::Renew { deadline } => {
-                let epoch = self.gateways[gateway].fence.as_ref().map_or(Epoch::default(), |fence| fence.epoch);
+                let epoch = self.gateways[gateway].fence.as_ref().map_or_else(Epoch::default, |fence| fence.epoch);
                 self.fence(gateway, epoch, deadline);
             }
             Output::Close { .. } => self.close(gateway),
@@ -284,7 +284,7 @@ impl World {
                 self.send(gateway, Input::Drained { positions: BTreeMap::new() }, 100_000);
             }
             Output::Request(request) => self.ask_store(gateway, request),
-            Output::Peer { to, message } => self.to_peer(gateway, to, message),
+            Output::Peer { to, message } => self.send_to_peer(gateway, to, message),
             Output::Connection(_) | Output::Notice(_) => {}
         }
     }
@@ -328,7 +328,7 @@ impl World {
         self.at(delay_ns, Event::ToGateway { to, incarnation, connection: None, input });
     }
 
-    fn to_peer(&mut self, from: usize, to: NodeId, message: PeerMessage) {
+    fn send_to_peer(&mut self, from: usize, to: NodeId, message: PeerMessage) {
         let to = usize::from(to.0) - 1;
         if self.is_cut(from, to) || self.random.chance(0.02) {
             return;
