@@ -40,11 +40,6 @@ impl Resolver<'_> {
         if election.link.is_some() && peers.len() > 1 {
             self.wrong(&table, "[election.link] joins two gateways, and there are more [[election.peer]]");
         }
-        if link.is_none() && !peers.is_empty() {
-            self.warnings.push(
-                "no [election.link]: leadership is not handed over, and a lost store ends it with the lease".to_owned(),
-            );
-        }
         let priority: u8 = self.number(&election.priority, limits::PRIORITY);
         let name = self.node_name(&election.name, &table);
         Some(ElectionConfig {
