@@ -10,6 +10,7 @@ mod group;
 mod log_keeping;
 mod pool;
 mod report;
+mod vigil;
 mod wiring;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
@@ -27,6 +28,7 @@ use self::{
     cold::ColdThreads,
     election::{PeerNews, PeerWay},
     pool::RunningPool,
+    vigil::Vigil,
     wiring::Wiring,
 };
 pub use self::{
@@ -42,7 +44,12 @@ use crate::{
     config::{Resolved, resolved::LinkConfig},
     control::{ControlServer, GroupControl, PairControl},
     election::{
-        access::AccessError, auth::SharedKey, core::Progress, driver::Election, fitness::Fitness, identity::NodeId,
+        access::AccessError,
+        auth::SharedKey,
+        core::Progress,
+        driver::Election,
+        fitness::Fitness,
+        identity::{Incarnation, Member, NodeId},
         latch::LeaderLatch,
     },
     engine::{
@@ -76,6 +83,7 @@ pub struct Gateway {
     link: Option<PairLink>,
     peer_way: PeerWay,
     peer_news: Option<PeerNews>,
+    vigil: Option<Vigil>,
     registry: Arc<Registry>,
     latency: LatencyThread,
     cold: ColdThreads,
@@ -245,6 +253,7 @@ impl Gateway {
             link: None,
             peer_way,
             peer_news: None,
+            vigil: None,
             registry,
             latency,
             cold,
@@ -348,7 +357,7 @@ impl Gateway {
     /// When the key can't be read, or the gateway can't listen.
     pub fn link_as_configured(&mut self, config: &Resolved) -> Result<(), GatewayError> {
         let Some(election) = &config.election else { return Ok(()) };
-        let Some(LinkConfig { listen, peer, key_file }) = &election.link else { return Ok(()) };
+        let Some(link @ LinkConfig { listen, peer, key_file, .. }) = &election.link else { return Ok(()) };
         let failed = |why: String| GatewayError::Io {
             act: "link to the other gateway".to_owned(),
             source: std::io::Error::other(why),
@@ -356,6 +365,9 @@ impl Gateway {
         let key = SharedKey::load(key_file).map_err(|error| failed(error.to_string()))?;
         let ends = PairEnds { listen: *listen, peer: *peer, key, period_ns: election.timing.renew_ns };
         self.link(ends).map_err(|error| failed(error.to_string()))?;
+        let incarnation = Incarnation(self.epoch.count());
+        let member = Member { node: NodeId(self.node), name: election.name.clone(), incarnation };
+        self.vigil = Vigil::start(link, member, election.timing.lease_ns, &self.elections)?;
         Ok(())
     }
 
@@ -410,6 +422,10 @@ impl Gateway {
         let readings = self.registry.read();
         let failed: Vec<_> = self.failed().map(|(channel, reason)| (channel.to_owned(), reason.to_string())).collect();
         self.alarms.look(&readings, &failed);
+        if let Some(fault) = self.vigil.as_mut().and_then(Vigil::fault) {
+            tracing::error!(alarm = "no-sentinel", fault, "the other gateway would have to wait for the lease");
+            self.vigil = None;
+        }
     }
 
     /// Tells each group's election how fit this gateway is to lead it. To be called some times a second.
@@ -434,10 +450,11 @@ impl Gateway {
     /// When latency logs or state could not be written to their end; everything has ended all the same.
     pub fn stop(self) -> Result<GatewayReport, GatewayError> {
         self.note_all(&Change::Stopped);
-        let Self { epoch, elections, pools, standby, link, peer_news, latency, cold, audit, control, .. } = self;
+        let Self { epoch, elections, pools, standby, link, peer_news, vigil, latency, cold, audit, control, .. } = self;
         // First of all: another gateway leads on while this one still ends.
         elections.values().for_each(LeaderLatch::close);
         drop(control);
+        drop(vigil);
         drop(peer_news);
         drop(link);
         let heard = standby.map(Standby::stop);

@@ -185,7 +185,7 @@ fn explain_election(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     let preferred = election.preferred.map_or_else(String::new, |node| format!("; preferred: node {node}"));
     writeln!(out, "  with       {}{preferred}", if peers.is_empty() { "nobody".to_owned() } else { peers.join(", ") })?;
     match &election.link {
-        Some(link) => writeln!(out, "  link       {} to {}", link.listen, link.peer)?,
+        Some(link) => writeln!(out, "  link       {} to {}; sentinel: {}", link.listen, link.peer, link.sentinel)?,
         None => writeln!(out, "  link       none: no hand-over, no promises")?,
     }
     let place = election.core.map_or_else(|| "any core".to_owned(), |core| format!("core {core}"));

@@ -267,6 +267,9 @@ pub struct Link {
     pub peer: Written<String>,
     /// File of the key that both share.
     pub key_file: Written<String>,
+    /// Who tells the other gateway of this one's death: `started`, `none`, or the socket of one that the service manager
+    /// has started.
+    pub sentinel: Written<String>,
 }
 
 /// `[election.quorum]`

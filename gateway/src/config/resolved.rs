@@ -408,6 +408,29 @@ pub struct LinkConfig {
     pub peer: SocketAddrV4,
     /// File of the shared key.
     pub key_file: PathBuf,
+    /// Who tells the other gateway of this one's death.
+    pub sentinel: SentinelChoice,
+}
+
+/// Who tells of a gateway's death.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SentinelChoice {
+    /// Nobody: the other gateway waits for the lease.
+    None,
+    /// A process that the gateway starts.
+    Started,
+    /// One that the service manager has started; it listens there.
+    Service(PathBuf),
+}
+
+impl fmt::Display for SentinelChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Started => f.write_str("started"),
+            Self::Service(path) => write!(f, "{}", path.display()),
+        }
+    }
 }
 
 /// Where this gateway votes, and with whom.

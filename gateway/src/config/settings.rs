@@ -214,6 +214,7 @@ impl List {
             self.push("election.link.listen", quoted(link.listen));
             self.push("election.link.peer", quoted(link.peer));
             self.push("election.link.key_file", quoted(link.key_file.display()));
+            self.push("election.link.sentinel", quoted(&link.sentinel));
         }
         match &election.backend {
             Backend::File(directory) => {

@@ -191,6 +191,12 @@ impl PairDesk {
         self.wake();
     }
 
+    /// From the peer's sentinel, which says it three times; that it is the same doesn't matter.
+    pub(super) fn put_notice(&self, notice: DeathNotice) {
+        self.keep(&self.deaths, notice);
+        self.wake();
+    }
+
     fn wake(&self) {
         if let Some(reader) = self.reader.get() {
             reader.unpark();

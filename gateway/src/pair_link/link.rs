@@ -28,6 +28,7 @@ use super::{
 use crate::{
     election::auth::{Nonce, SharedKey, Unauthentic},
     pipeline::{ChannelMessage, PeerGap, PeerGaps},
+    sentinel::announcement::Announcement,
     standby::{Board, InputHistory, KnownEpochs},
     sys::{clock::mono_now, poll},
 };
@@ -482,6 +483,14 @@ impl Link {
         for _ in 0..READS_PER_TURN {
             let Ok((length, from)) = self.datagrams.recv_from(&mut datagram) else { return };
             let is_peer = matches!(from, SocketAddr::V4(from) if from.ip() == self.config.ends.peer.ip());
+            // From the peer's sentinel, which has no connection; as a rule the peer's has just ended.
+            if is_peer && Announcement::is_one(&datagram[..length]) {
+                match Announcement::open(&datagram[..length], &self.config.ends.key) {
+                    Some(announcement) => self.desk.put_notice(announcement.notice),
+                    None => add(&self.desk.counters.refused),
+                }
+                continue;
+            }
             let Some(connection) = self.current.as_mut().filter(|_| is_peer) else { continue };
             match connection.stream.open_datagram(&datagram[..length]) {
                 Ok(LinkMessage::Election { serial, bytes }) => self.desk.put_election(serial, &bytes),

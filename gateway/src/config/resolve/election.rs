@@ -7,7 +7,9 @@ use crate::{
     config::{
         file,
         limits::{self, Bound},
-        resolved::{ElectionConfig, GatewayConfig, LinkConfig, ON_SUSPENDED, PeerConfig, PoolConfig, Threads},
+        resolved::{
+            ElectionConfig, GatewayConfig, LinkConfig, ON_SUSPENDED, PeerConfig, PoolConfig, SentinelChoice, Threads,
+        },
     },
     election::{
         identity::{NodeId, NodeName},
@@ -65,7 +67,19 @@ impl Resolver<'_> {
         if listen == peer {
             self.wrong(&table, format!("{listen}: `listen` and `peer` are the same"));
         }
-        Some(LinkConfig { listen, peer, key_file: key_file.into() })
+        let sentinel = match link.sentinel.as_ref().map(|written| (written, written.get_ref().as_str())) {
+            None | Some((_, "started")) => SentinelChoice::Started,
+            Some((_, "none")) => SentinelChoice::None,
+            Some((_, path)) if path.starts_with('/') => SentinelChoice::Service(path.into()),
+            Some((written, other)) => {
+                self.wrong(
+                    &written.span(),
+                    format!("{other:?}: must be \"started\", \"none\" or the path of a socket"),
+                );
+                SentinelChoice::None
+            }
+        };
+        Some(LinkConfig { listen, peer, key_file: key_file.into(), sentinel })
     }
 
     /// The profile, and what is set over it. Whether it is safe is said with the arithmetic.
