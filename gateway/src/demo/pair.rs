@@ -2,7 +2,8 @@
 //! whichever gateway leads is stopped again and again, and at last killed.
 //!
 //! Stopped, a process comes back with its books and without knowing how long it slept: that is what a fence has to stand.
-//! Killed, it would come back without books: that one stays away.
+//! Killed, it would come back without books: that one stays away. Nobody can tell of a stopped process, so its lease runs
+//! out; of a killed one its sentinel tells at once.
 //!
 //! Gateways and exchange are processes of their own, as in earnest: a signal that leaves no time is what they get. The
 //! subscriber and the witness live here, where the signals come from.
@@ -12,6 +13,9 @@ mod witness;
 
 use std::{
     fs,
+    io::{self, Write as _},
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
@@ -27,6 +31,7 @@ use self::{
 use super::{Places, Received, Subscription, reference_config, toml_text};
 use crate::{
     config::Resolved,
+    election::auth::Nonce,
     standin::{
         exchange::Played,
         itch_generator::ItchDay,
@@ -147,7 +152,9 @@ pub fn run(options: &PairOptions, stop: &AtomicBool, watch: &mut dyn FnMut(PairE
     let places = Places::free().context("find free ports on loopback")?;
     let other = Places::free().context("find free ports on loopback")?;
     let date = TradingDate::in_new_york(unix_now());
-    let stage = Stage { options, places, other, date, scratch: scratch.path() };
+    let link = free_ends().context("find free ports on loopback")?;
+    let stage = Stage { options, places, other, link, date, scratch: scratch.path() };
+    make_key(&stage.key()).context("make the key of the link")?;
 
     let played = Played::Itch(ItchDay {
         seed: options.seed,
@@ -231,6 +238,8 @@ struct Stage<'a> {
     places: Places,
     /// Ports of the second gateway.
     other: Places,
+    /// Ends of the link between the two.
+    link: [SocketAddrV4; 2],
     date: TradingDate,
     scratch: &'a Path,
 }
@@ -271,6 +280,10 @@ impl Stage<'_> {
         self.scratch.join(format!("gw{node}.control"))
     }
 
+    fn key(&self) -> PathBuf {
+        self.scratch.join("key")
+    }
+
     fn reference(&self) -> anyhow::Result<ChannelConfig> {
         let config = Resolved::from_text(Path::new("gw1.toml"), &self.config_text(1))?;
         if config.channels.is_empty() {
@@ -287,6 +300,11 @@ impl Stage<'_> {
         let [state, log, audit] = ["state", "log", "audit"].map(at);
         let control = toml_text(&self.control_socket(node));
         let election = toml_text(&self.scratch.join("election"));
+        let [mut end, mut peer_end] = self.link;
+        if node != 1 {
+            std::mem::swap(&mut end, &mut peer_end);
+        }
+        let key = toml_text(&self.key());
         format!(
             "[gateway]\nnode = {node}\nstate_file = {state}\nlog_dir = {log}\naudit_file = {audit}\n\
              control_socket = {control}\nsegment_bytes = 16777216\nretention_bytes = 134217728\n\
@@ -300,9 +318,29 @@ impl Stage<'_> {
              [retransmission]\nlisten = \"{retransmission}\"\nallowed = [\"127.0.0.0/8\"]\n\
              [election]\nbackend = \"file\"\nname = \"gw{node}\"\nprofile = \"{profile}\"\n\
              [election.file]\ndirectory = {election}\n\
+             [election.link]\nlisten = \"{end}\"\npeer = \"{peer_end}\"\nkey_file = {key}\n\
              [[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n"
         )
     }
+}
+
+/// Ports that nobody has just now.
+fn free_ends() -> io::Result<[SocketAddrV4; 2]> {
+    let probes = [UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?, UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?];
+    let mut ends = [SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0); 2];
+    for (end, probe) in ends.iter_mut().zip(&probes) {
+        end.set_port(probe.local_addr()?.port());
+    }
+    Ok(ends)
+}
+
+/// A key of this demonstration alone.
+fn make_key(path: &Path) -> anyhow::Result<()> {
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    for _ in 0..4 {
+        write!(file, "{:016x}", Nonce::random()?.number())?;
+    }
+    Ok(())
 }
 
 /// Stocks of the made-up day.
