@@ -67,8 +67,10 @@ fn table(report: &PairReport) -> anyhow::Result<String> {
     row("played", format!("{packets} packets, {messages} messages, in {:.1} s", report.elapsed.as_secs_f64()))?;
     let count = |blow| report.changes.iter().filter(|change| change.0 == blow).count();
     row("leaders", format!("stopped {} times, killed {}", count(Blow::Stopped), count(Blow::Killed)))?;
-    if let Some([median, worst]) = blackout(report) {
-        row("blackout", format!("median {} ms  worst {} ms", Milliseconds(median), Milliseconds(worst)))?;
+    for (name, blow) in [("blackout, stopped", Blow::Stopped), ("blackout, killed", Blow::Killed)] {
+        if let Some([median, worst]) = blackout(report, |change| change == blow) {
+            row(name, format!("median {} ms  worst {} ms", Milliseconds(median), Milliseconds(worst)))?;
+        }
     }
     for epoch in &report.verdict.epochs {
         let led = Duration::from_nanos(epoch.last_ns - epoch.first_ns);
@@ -95,7 +97,7 @@ fn table(report: &PairReport) -> anyhow::Result<String> {
 
 fn json(report: &PairReport) -> String {
     let ms = |time: &Duration| time.as_secs_f64() * 1e3;
-    let [median, worst] = blackout(report).map_or([None; 2], |both| both.map(|time| Some(ms(&time))));
+    let [median, worst] = blackout(report, |_| true).map_or([None; 2], |both| both.map(|time| Some(ms(&time))));
     let value = serde_json::json!({
         "ok": report.is_right(),
         "interrupted": report.was_stopped,
@@ -116,9 +118,10 @@ fn json(report: &PairReport) -> String {
     format!("{value}\n")
 }
 
-/// Median and worst.
-fn blackout(report: &PairReport) -> Option<[Duration; 2]> {
-    let mut sorted: Vec<Duration> = report.changes.iter().map(|(_, blackout)| *blackout).collect();
+/// Median and worst of these changes.
+fn blackout(report: &PairReport, is_meant: impl Fn(Blow) -> bool) -> Option<[Duration; 2]> {
+    let changes = report.changes.iter().filter(|(blow, _)| is_meant(*blow));
+    let mut sorted: Vec<Duration> = changes.map(|(_, blackout)| *blackout).collect();
     sorted.sort_unstable();
     Some([*sorted.get(sorted.len() / 2)?, *sorted.last()?])
 }
