@@ -14,7 +14,9 @@
 //!   by the coordinator, which answers when all live members have the new list, or after a bound.
 //! - The list has a version, which heartbeats carry; who missed one is sent it.
 //! - Only the coordinator marks members failed. When all older ones are silent the next in age claims; it waits a
-//!   heartbeat longer than a leader's fence stays open, so that a clean cut never has two owners through this alone.
+//!   heartbeat longer than a leader's fence stays open. That is not enough yet: a member that is cut off for about one failure
+//!   time-out and then heard again can claim while the coordinator still leads (found by a model of splits), so two fences may be
+//!   open for a moment, under different epochs. No configuration starts this backend until that is mended.
 //! - A leader's fence deadline: when it last had heartbeats of the minimum size, plus the failure time-out, less M.
 //! - Coordinators probe failed members; of two sides that meet again the smaller one stops and rejoins as youngest.
 //!

@@ -47,7 +47,7 @@ impl EmergentTiming {
         failure_ns.saturating_add(self.heartbeat_ns)
     }
 
-    /// Whether a clean cut leaves no time with two owners, and single lost heartbeats fail nobody.
+    /// Whether the older side's fence closes before the next in age claims, and single lost heartbeats fail nobody.
     ///
     /// # Errors
     /// With the arithmetic.
