@@ -373,19 +373,9 @@ mod tests {
         for damaged in cuts.chain(edits) {
             assert_ne!(damaged, good);
             fs::write(&path, &damaged).unwrap();
-            let error = refusal(&path);
+            let error = StateFile::open(&path).unwrap_err();
             assert!(matches!(error, StateError::Damaged { .. }), "{error}");
             assert_eq!(fs::read_to_string(&path).unwrap(), damaged);
-        }
-    }
-
-    /// Why it is refused. A child that another test is just starting has a copy of the lock until it runs its program.
-    fn refusal(path: &Path) -> StateError {
-        loop {
-            match StateFile::open(path).unwrap_err() {
-                StateError::Busy { .. } => std::thread::yield_now(),
-                error => return error,
-            }
         }
     }
 
