@@ -42,10 +42,23 @@ pub fn run() -> ExitCode {
         Ok(Outcome::No) => ExitCode::from(1),
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            warn(&format!("{error:#}"));
+            warn(&in_full(&error));
             ExitCode::from(2)
         }
     }
+}
+
+/// The error and its causes, each said once: many of ours end with the words of theirs.
+fn in_full(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 /// Market-data gateway: exchange feeds in, one gap-free normalised stream out.
@@ -125,5 +138,13 @@ mod tests {
         let broken = anyhow::Error::from(io::Error::from(io::ErrorKind::BrokenPipe)).context("write summary");
         assert!(is_closed_pipe(&broken));
         assert!(!is_closed_pipe(&anyhow::anyhow!("read a.pcap")));
+    }
+
+    #[test]
+    fn an_error_says_each_cause_once() {
+        let repeated = anyhow::anyhow!("no such place").context("cannot read x: no such place").context("start");
+        assert_eq!(in_full(&repeated), "start: cannot read x: no such place");
+        let apart = anyhow::anyhow!("no such place").context("cannot read x").context("start");
+        assert_eq!(in_full(&apart), "start: cannot read x: no such place");
     }
 }

@@ -71,9 +71,9 @@ impl Vigil {
             .map_err(|error| GatewayError::io("have a sentinel")(io::Error::other(error)))?;
         for (index, election) in elections.values().enumerate() {
             election.listen(Arc::new(Leads(page.group(index))));
-            let view = election.view();
+            // It may have begun to lead before it was listened to.
             if election.has_leadership() {
-                page.group(index).open(view.epoch, FOR_GOOD);
+                page.group(index).open(election.view().epoch, FOR_GOOD);
             }
         }
         tracing::info!("a sentinel watches; core dumps are off");

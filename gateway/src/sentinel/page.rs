@@ -4,8 +4,8 @@
 //!  block 0            1        2 …                      66 …
 //!  | magic | closed | mutex  | epoch, deadline of group | count of hot thread |    blocks of 128 bytes
 //! ```
-//! The mutex is held by the election thread for the life of the process. Groups' words are written by that thread,
-//! each thread's word by that thread. The sentinel writes nothing.
+//! The mutex is held by one thread of the gateway for the life of the process. A group's words are written by whoever is told
+//! of its leadership, a thread's word by that thread. The sentinel writes nothing.
 
 use std::{
     io,
@@ -55,7 +55,7 @@ impl Page {
         Ok(Self { memory, mutex })
     }
 
-    /// Holds the mutex until [`Self::close`] or the end of the calling thread, which is the election thread: there is
+    /// Holds the mutex until [`Self::close`] or the end of the calling thread: there is
     /// no guard to drop, since ending in any other way is what the sentinel is to notice.
     ///
     /// # Errors
@@ -145,7 +145,7 @@ impl AsFd for Page {
 pub enum End {
     /// It said so before.
     InOrder,
-    /// It did not: its election thread is gone.
+    /// It did not: the thread that held the page is gone.
     Died,
 }
 
