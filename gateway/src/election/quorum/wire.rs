@@ -233,9 +233,11 @@ fn read_hand_over(reader: &mut Reader<'_>) -> Option<HandOver> {
         let channel = reader.u16()?;
         let session = Session::from_bytes(reader.take()?)?;
         let position = StreamPosition { session, sequence: Sequence(reader.u64()?), part: reader.u16()? };
-        if positions.insert(channel, position).is_some() || positions.len() > POSITIONS_MAX {
+        // They are written in the order of their channels, each once: one meaning has one form.
+        if positions.last_key_value().is_some_and(|(last, _)| *last >= channel) || positions.len() == POSITIONS_MAX {
             return None;
         }
+        positions.insert(channel, position);
     }
     Some(HandOver { from, to, incarnation, lease_ns, ticket, stamp, positions })
 }
@@ -378,6 +380,18 @@ mod tests {
             panic!("it is a hand-over")
         };
         assert_eq!(read.positions.len(), POSITIONS_MAX);
+    }
+
+    #[test]
+    fn positions_stand_in_the_order_of_their_channels() {
+        let datagram = encode(&messages()[5], &key());
+        let mut bytes = datagram[..datagram.len() - TAG_BYTES].to_vec();
+        let second = bytes.len() - POSITION_BYTES;
+        let (earlier, later) = bytes.split_at_mut(second);
+        earlier[second - POSITION_BYTES..].swap_with_slice(later);
+        let tag = key().tag(Purpose::Vote, &[&bytes]);
+        bytes.extend(tag);
+        assert_eq!(decode(&bytes, &key()), Err(Refused::Form));
     }
 
     proptest! {
