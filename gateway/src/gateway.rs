@@ -367,7 +367,7 @@ impl Gateway {
         self.link(ends).map_err(|error| failed(error.to_string()))?;
         let incarnation = Incarnation(self.epoch.count());
         let member = Member { node: NodeId(self.node), name: election.name.clone(), incarnation };
-        self.vigil = Vigil::start(link, member, election.timing.lease_ns, &self.elections)?;
+        self.vigil = Vigil::start(link, member, election, &self.elections)?;
         Ok(())
     }
 

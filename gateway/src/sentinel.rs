@@ -12,7 +12,7 @@
 //! - [`page`]: the shared memory; made anew for each incarnation.
 //! - [`charge`]: what the gateway tells its sentinel, and how.
 //! - [`watch`]: the sentinel's part. [`hang`]: when a gateway that lives makes no progress; opt-in.
-//! - [`announcement`]: the notice on the wire, signed.
+//! - [`announcement`]: the notice on the wire, signed. [`mark`]: the record itself, if nobody has taken over by then.
 //! - [`settle`]: memory, priority, process group.
 //!
 //! A process that dumps core tells nobody that it died until the dump is written, so the gateway switches dumps off
@@ -21,6 +21,7 @@
 pub mod announcement;
 pub mod charge;
 pub mod hang;
+pub mod mark;
 pub mod page;
 pub mod settle;
 pub mod watch;

@@ -17,13 +17,17 @@ use std::{
 use mdgw::{
     election::{
         auth::SharedKey,
+        file::FileRegister,
+        fitness::Fitness,
         identity::{Incarnation, Member, NodeId, NodeName},
         peer::DeathNotice,
+        record::{ConfigurationMark, Record},
+        register::{Outcome as RegisterOutcome, Register as _, RegisterEvent, Ticket, Version},
     },
     sentinel::{
         Sentinel, Source,
         announcement::Announcement,
-        charge::{Charge, GroupCharge},
+        charge::{Charge, GroupCharge, RegisterCharge},
         forbid_core_dumps,
         page::Page,
     },
@@ -86,6 +90,9 @@ impl Site {
         if let Some(limit_ms) = options.hang_limit_ms {
             command.env("HANG_LIMIT_MS", limit_ms.to_string());
         }
+        if let Some(register) = options.register {
+            command.env("REGISTER", register);
+        }
         if let Some(service) = options.service {
             command.env("SERVICE", service);
         }
@@ -112,6 +119,7 @@ struct Options<'a> {
     resident_mb: usize,
     hang_limit_ms: Option<u64>,
     service: Option<&'a Path>,
+    register: Option<&'a Path>,
 }
 
 struct Gateway {
@@ -197,7 +205,11 @@ fn the_gateways_part() {
             name: NodeName::new("gw3").unwrap(),
             incarnation: Incarnation(number("INCARNATION").unwrap()),
         },
-        groups: vec![GroupCharge { group: GROUP.0, lease_ns: 100_000_000 }],
+        groups: vec![GroupCharge {
+            group: GROUP.0,
+            lease_ns: 100_000_000,
+            register: variable("REGISTER").map(|path| RegisterCharge::File(path.into())),
+        }],
         thread_count: 1,
         told: vec![variable("TOLD").unwrap().parse().unwrap()],
         key_file: variable("KEY_FILE").unwrap().into(),
@@ -324,6 +336,40 @@ fn a_thread_that_makes_no_progress_is_a_hang() {
     let limited = Options { hang_limit_ms: Some(50), ..with_incarnation(10) };
     let said = check(limited, |gateway| gateway.order("hang"));
     assert!(said.contains("Hang"), "{said}");
+}
+
+#[test]
+fn a_record_that_nobody_took_over_is_marked() {
+    let directory = tempfile::tempdir().unwrap();
+    let (sender, events) = mpsc::channel();
+    let mut register = FileRegister::open(directory.path(), Arc::new(move |event| drop(sender.send(event)))).unwrap();
+    let answered = || {
+        events.iter().find_map(|event| match event {
+            RegisterEvent::Answer { outcome, .. } => Some(outcome),
+            _ => None,
+        })
+    };
+    let holder = Member { node: NodeId(3), name: NodeName::new("gw3").unwrap(), incarnation: Incarnation(16) };
+    let held = Record {
+        epoch: EPOCH,
+        candidates: [(holder.node, holder.name.clone())].into(),
+        holder: Some(holder),
+        renewal: 4,
+        lease_ns: 100_000_000,
+        fitness: Fitness::default(),
+        hand_over: None,
+        moves: 0,
+        pinned: false,
+        configuration: ConfigurationMark::default(),
+    };
+    register.compare_and_swap(Ticket(1), Version::NONE, &held);
+    assert!(matches!(answered(), Some(RegisterOutcome::Swapped(_))));
+    let options = Options { register: Some(directory.path()), ..with_incarnation(16) };
+    let said = check(options, |gateway| gateway.child.kill().unwrap());
+    assert!(said.contains("Done"), "{said}");
+    register.read(Ticket(2));
+    let Some(RegisterOutcome::Read(Some(left))) = answered() else { panic!("it holds a record") };
+    assert_eq!(left.record, Record { holder: None, ..held });
 }
 
 #[test]

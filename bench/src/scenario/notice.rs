@@ -184,7 +184,7 @@ pub(crate) fn play_gateway(part: &GatewayPart) -> Result<()> {
             name: NodeName::new("bench").context("a name")?,
             incarnation: Incarnation(1),
         },
-        groups: vec![GroupCharge { group: 1, lease_ns: 100_000_000 }],
+        groups: vec![GroupCharge { group: 1, lease_ns: 100_000_000, register: None }],
         thread_count: 1,
         told: vec![part.told],
         key_file: part.key_file.clone(),

@@ -95,8 +95,8 @@ fn watch(mut stream: UnixStream) -> anyhow::Result<Outcome> {
     drop(stream);
     match outcome {
         watch::Outcome::InOrder => tracing::info!(gateway = %member, "sentinel: ended in order"),
-        watch::Outcome::Announced { cause, took_ns, refused } => {
-            tracing::warn!(gateway = %member, ?cause, took_ns, refused, "sentinel: died; killed and announced");
+        watch::Outcome::Announced { cause, took_ns, refused, records } => {
+            tracing::warn!(gateway = %member, ?cause, took_ns, refused, ?records, "sentinel: died; killed and announced");
         }
     }
     Ok(Outcome::Done)

@@ -215,7 +215,7 @@ fn open_register(
     }
 }
 
-fn directory_of(directory: &Path, group: GroupId) -> std::path::PathBuf {
+pub(super) fn directory_of(directory: &Path, group: GroupId) -> std::path::PathBuf {
     directory.join(format!("group-{}", group.0))
 }
 

@@ -14,9 +14,9 @@ use mdgw_feeds::{
     time::MonoNs,
 };
 
-use super::GatewayError;
+use super::{GatewayError, election::directory_of};
 use crate::{
-    config::resolved::{LinkConfig, SentinelChoice},
+    config::resolved::{Backend, ElectionConfig, LinkConfig, SentinelChoice},
     election::{
         core::CloseReason,
         driver::Election,
@@ -25,7 +25,7 @@ use crate::{
     },
     sentinel::{
         Sentinel, Source,
-        charge::{Charge, GroupCharge},
+        charge::{Charge, GroupCharge, RegisterCharge},
         forbid_core_dumps,
         page::{GroupWords, Page},
     },
@@ -48,7 +48,7 @@ impl Vigil {
     pub(super) fn start(
         link: &LinkConfig,
         member: Member,
-        lease_ns: u64,
+        election: &ElectionConfig,
         elections: &BTreeMap<GroupId, Election>,
     ) -> Result<Option<Self>, GatewayError> {
         let source = match &link.sentinel {
@@ -61,7 +61,7 @@ impl Vigil {
         let (page, end, holder) = hold_page().map_err(GatewayError::io("make the page of the sentinel"))?;
         let charge = Charge {
             member,
-            groups: elections.keys().map(|group| GroupCharge { group: group.0, lease_ns }).collect(),
+            groups: elections.keys().map(|group| group_charge(election, *group)).collect::<Result<_, _>>()?,
             thread_count: 0,
             told: vec![SocketAddr::V4(link.peer)],
             key_file: std::path::absolute(&link.key_file).map_err(GatewayError::io("find the key"))?,
@@ -94,6 +94,18 @@ impl Drop for Vigil {
             let _ended = holder.join();
         }
     }
+}
+
+/// Where the sentinel can reach the record, it marks it when nobody has taken over: only files need no connection.
+fn group_charge(election: &ElectionConfig, group: GroupId) -> Result<GroupCharge, GatewayError> {
+    let register = match &election.backend {
+        Backend::File(directory) => {
+            let directory = std::path::absolute(directory_of(directory, group));
+            Some(RegisterCharge::File(directory.map_err(GatewayError::io("find the election's directory"))?))
+        }
+        _ => None,
+    };
+    Ok(GroupCharge { group: group.0, lease_ns: election.timing.lease_ns, register })
 }
 
 /// A thread that holds the page until it is told to close it.

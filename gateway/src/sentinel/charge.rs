@@ -45,8 +45,18 @@ pub struct Charge {
 pub struct GroupCharge {
     /// Its number.
     pub group: u16,
-    /// L, ns.
+    /// L, ns: after half of it the sentinel marks the record itself, if nobody has taken over.
     pub lease_ns: u64,
+    /// The record, where the sentinel can reach it.
+    pub register: Option<RegisterCharge>,
+}
+
+/// A record that the sentinel can mark.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum RegisterCharge {
+    /// In this directory, of the backend `file`.
+    File(PathBuf),
 }
 
 impl Charge {
@@ -154,7 +164,11 @@ mod tests {
     fn charge() -> Charge {
         Charge {
             member: member(1, 7),
-            groups: vec![GroupCharge { group: 3, lease_ns: 100_000_000 }],
+            groups: vec![GroupCharge {
+                group: 3,
+                lease_ns: 100_000_000,
+                register: Some(RegisterCharge::File(PathBuf::from("/var/lib/mdgw/election"))),
+            }],
             thread_count: 2,
             told: vec!["192.0.2.1:7000".parse().unwrap(), "[2001:db8::1]:7000".parse().unwrap()],
             key_file: PathBuf::from("/etc/mdgw/key"),

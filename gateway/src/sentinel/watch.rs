@@ -5,15 +5,15 @@
 //! there is a limit, it looks for hangs and kills, upon which the first one hears of a death like any other.
 
 use std::{
-    io,
+    fmt, io,
     os::{fd::OwnedFd, unix::net::UnixStream},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
         mpsc,
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use mdgw_feeds::identity::GroupId;
@@ -21,22 +21,29 @@ use rustix::net::sockopt::socket_peercred;
 
 use super::{
     announcement::{Announcement, Announcer},
-    charge::{self, Charge},
+    charge::{self, Charge, GroupCharge, RegisterCharge},
     hang::{FenceSeen, HangWatch},
+    mark::{Marked, mark},
     page::{End, Page},
 };
 use crate::{
-    election::{auth::SharedKey, peer::DeathNotice},
+    election::{
+        auth::SharedKey,
+        file::FileRegister,
+        peer::DeathNotice,
+        register::{Register, RegisterEvent},
+    },
     sys::{clock::mono_now, kernel_fence::Shutter, pidfd::PidFd},
 };
 
 /// A gateway that is watched.
-#[derive(Debug)]
 pub struct Watch {
     charge: Charge,
     page: Page,
     gateway: PidFd,
     announcer: Announcer,
+    /// In the charge's order of groups, where the sentinel can reach their records.
+    registers: Mutex<Vec<Option<OpenRegister>>>,
     /// Kept in force until the death is announced.
     kernel_fence: Option<Shutter>,
     /// Index of the thread for whose sake the gateway was killed, or [`NOT_HUNG`].
@@ -46,7 +53,7 @@ pub struct Watch {
 }
 
 /// What was done about a gateway's end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It ended in order: there was nothing to do.
     InOrder,
@@ -58,6 +65,8 @@ pub enum Outcome {
         took_ns: u64,
         /// Sends that the system refused, of all three times.
         refused: usize,
+        /// What became of the records that can be reached, by group.
+        records: Vec<(GroupId, Marked)>,
     },
 }
 
@@ -73,6 +82,12 @@ pub enum Cause {
         /// Of the thread.
         thread: usize,
     },
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").field("charge", &self.charge).finish_non_exhaustive()
+    }
 }
 
 impl Watch {
@@ -104,8 +119,19 @@ impl Watch {
         if !page.is_held()? {
             return Err(io::Error::other("nobody holds the page's mutex: a death would not be noticed"));
         }
+        let registers = charge.groups.iter().map(|group| group.register.as_ref().map(open).transpose());
+        let registers = Mutex::new(registers.collect::<io::Result<_>>()?);
         let hung = AtomicUsize::new(NOT_HUNG);
-        Ok(Self { charge, page, gateway, announcer, kernel_fence, hung, is_announced: AtomicBool::new(false) })
+        Ok(Self {
+            charge,
+            page,
+            gateway,
+            announcer,
+            registers,
+            kernel_fence,
+            hung,
+            is_announced: AtomicBool::new(false),
+        })
     }
 
     /// Who is watched.
@@ -137,8 +163,11 @@ impl Watch {
         let mut last_error = io::Error::other("no thread looks");
         for concluded in end {
             match concluded {
-                Ok(Some(Outcome::Announced { cause, took_ns, refused })) => {
-                    return Ok(Outcome::Announced { cause, took_ns, refused: refused + watch.announce_again() });
+                Ok(Some(Outcome::Announced { cause, took_ns, refused, .. })) => {
+                    let noticed = Instant::now();
+                    let refused = refused + watch.announce_again();
+                    let records = watch.mark_records(noticed);
+                    return Ok(Outcome::Announced { cause, took_ns, refused, records });
                 }
                 Ok(Some(Outcome::InOrder)) => return Ok(Outcome::InOrder),
                 Ok(None) => {}
@@ -188,7 +217,7 @@ impl Watch {
             NOT_HUNG => cause,
             thread => Cause::Hang { thread },
         };
-        Ok(Some(Outcome::Announced { cause, took_ns, refused }))
+        Ok(Some(Outcome::Announced { cause, took_ns, refused, records: Vec::new() }))
     }
 
     fn announce_again(&self) -> usize {
@@ -196,6 +225,21 @@ impl Watch {
             thread::sleep(pause);
             refused + self.announcer.announce(self.announcements())
         })
+    }
+
+    /// Half a lease after the notice: whoever takes over has done so.
+    fn mark_records(&self, noticed: Instant) -> Vec<(GroupId, Marked)> {
+        let mut registers = self.registers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reached: Vec<_> = self.charge.groups.iter().zip(registers.iter_mut()).collect();
+        reached.sort_by_key(|(group, _)| group.lease_ns);
+        let mark = |(group, register): (&GroupCharge, &mut Option<OpenRegister>)| {
+            let (register, events) = register.as_mut()?;
+            let half = Duration::from_nanos(group.lease_ns / 2);
+            thread::sleep(half.saturating_sub(noticed.elapsed()));
+            let limit = Duration::from_nanos(group.lease_ns).max(MARK_LIMIT_MIN);
+            Some((GroupId(group.group), mark(&mut **register, events, &self.charge.member, limit)))
+        };
+        reached.into_iter().filter_map(mark).collect()
     }
 
     fn announcements(&self) -> impl Iterator<Item = Announcement> {
@@ -217,11 +261,23 @@ impl Watch {
     }
 }
 
+/// A register and what it answers.
+type OpenRegister = (Box<dyn Register>, mpsc::Receiver<RegisterEvent>);
+
+fn open(register: &RegisterCharge) -> io::Result<OpenRegister> {
+    let (sender, events) = mpsc::channel();
+    let RegisterCharge::File(directory) = register;
+    let register = FileRegister::open(directory, Arc::new(move |event| drop(sender.send(event))))?;
+    Ok((Box::new(register), events))
+}
+
 type Look = fn(&Watch) -> io::Result<Option<Cause>>;
 
 const NOT_HUNG: usize = usize::MAX;
 /// After the first time: far enough apart that one burst of loss doesn't take all three.
 const REPEATED_AFTER: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(3)];
+/// A store may be slower than a short lease.
+const MARK_LIMIT_MIN: Duration = Duration::from_secs(1);
 /// The process's end wakes the thread; this only bounds a wait that never would.
 const PROCESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Locked memory, so no more than needed.
