@@ -1,6 +1,6 @@
 //! Of several gateways on one host one leads: killed, another does, under a higher epoch; ended in order, at once.
 
-use std::{fs, path::Path};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
 use mdgw_tests::{
     process::{self, Mdgw, Signal},
@@ -9,11 +9,30 @@ use mdgw_tests::{
 
 /// Starts gateway `node` of 1 and 2, with the election's records in `records`.
 fn start(site: &Site, records: &Path) -> Mdgw {
+    start_with(site, "file", &format!("[election.file]\ndirectory = \"{}\"\n", records.display()))
+}
+
+/// Starts gateway `node` of 1 and 2, the first of which founds; each can be reached at an address of its own.
+fn start_member(site: &Site, key: &Path) -> Mdgw {
+    // Nobody else gets a port that the sites hold.
+    let address = |node: u8| format!("127.0.0.{}:{}", 10 + node, site.output.port());
+    let keys = format!(
+        "[election.emergent]\nallow_split = true\nlisten = \"{}\"\nkey_file = \"{}\"\nminimum_size = 1\nfound = {}\n\
+         seeds = [\"{}\", \"{}\"]\n",
+        address(site.node),
+        key.display(),
+        site.node == 1,
+        address(1),
+        address(2)
+    );
+    start_with(site, "emergent", &keys)
+}
+
+fn start_with(site: &Site, backend: &str, keys: &str) -> Mdgw {
     let (node, peer) = (site.node, 3 - site.node);
     let election = format!(
-        "\n[election]\nbackend = \"file\"\nprofile = \"calm\"\nname = \"gw{node}\"\n\n\
-         [election.file]\ndirectory = \"{}\"\n\n[[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n",
-        records.display()
+        "\n[election]\nbackend = \"{backend}\"\nprofile = \"calm\"\nname = \"gw{node}\"\n\n{keys}\n\
+         [[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n",
     );
     let path = site.path("gateway.toml");
     fs::write(&path, site.config_text(&Wanted::itch()) + &election).expect("the configuration can be written");
@@ -48,6 +67,36 @@ fn killed_or_ended_another_leads_under_a_higher_epoch() {
     // Back again, it waits for its turn, and takes over when the other ends in order.
     let first = start(&first_site, &records);
     first.says("gateway runs");
+    let ended = second.end_by(Signal::Terminate).with_code(0);
+    assert!(ended.stderr.contains("reason=Released"), "{}", ended.stderr);
+    assert!(epoch_when_it_leads(&first, 1) > second_epoch);
+    let _ended = first.end_by(Signal::Terminate).with_code(0);
+}
+
+#[test]
+fn of_members_without_a_store_the_oldest_leads_and_who_comes_back_is_the_youngest() {
+    let first_site = Site::numbered(1);
+    let second_site = first_site.twin(2);
+    let key = first_site.path("key");
+    fs::write(&key, "07".repeat(32)).expect("the key can be written");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("a file of our own");
+
+    let first = start_member(&first_site, &key);
+    first.says("prefers availability");
+    let first_epoch = epoch_when_it_leads(&first, 1);
+    let second = start_member(&second_site, &key);
+    second.says("state=Connected");
+    assert!(!second.said().contains("INFO leads "), "the oldest leads");
+
+    // Killed: nobody answers, and the next in age claims.
+    first.end_by(Signal::Kill);
+    let second_epoch = epoch_when_it_leads(&second, 1);
+    assert!(second_epoch > first_epoch);
+
+    // Back again it is let in, though it was told to found, and takes over when the other ends in order.
+    let first = start_member(&first_site, &key);
+    first.says("state=Connected");
+    assert!(!first.said().contains("INFO leads "), "one leads");
     let ended = second.end_by(Signal::Terminate).with_code(0);
     assert!(ended.stderr.contains("reason=Released"), "{}", ended.stderr);
     assert!(epoch_when_it_leads(&first, 1) > second_epoch);

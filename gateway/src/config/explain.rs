@@ -15,7 +15,7 @@ use super::{
     settings::name_of,
 };
 use crate::{
-    election::{access::ZooKeeperMode, lease::OnSuspended},
+    election::{access::ZooKeeperMode, emergent::Founding, lease::OnSuspended},
     net::sockets::Stamps,
 };
 
@@ -169,12 +169,16 @@ fn explain_election(config: &Resolved, out: &mut impl Write) -> fmt::Result {
         timing.rate_error_ppm,
         Nanoseconds(timing.send_ns_max)
     )?;
-    let takes_over_ns = timing.lease_ns.saturating_sub(timing.renew_ns);
+    let (least_ns, most_ns, act) = match &election.backend {
+        Backend::Emergent(_) => (timing.lease_ns, timing.lease_ns + timing.renew_ns, "a round of heartbeats"),
+        Backend::Quorum(_) => (timing.lease_ns.saturating_sub(timing.renew_ns), timing.lease_ns, "a vote"),
+        _ => (timing.lease_ns.saturating_sub(timing.renew_ns), timing.lease_ns, "a swap"),
+    };
     writeln!(
         out,
-        "  takes over {} to {} after the last sign of life, and a swap; at once after a release or a notice of death",
-        Nanoseconds(takes_over_ns),
-        Nanoseconds(timing.lease_ns)
+        "  takes over {} to {} after the last sign of life, and {act}; at once after a release or a notice of death",
+        Nanoseconds(least_ns),
+        Nanoseconds(most_ns)
     )?;
     let doubt = match election.on_suspended {
         OnSuspended::Hold => "publishes on until the lease runs out, or while all others promise not to take over",
@@ -210,6 +214,16 @@ fn explain_backend(backend: &Backend) -> String {
                 quorum.listen,
                 voters.join(", "),
                 quorum.vote_directory.display()
+            );
+        }
+        Backend::Emergent(membership) => {
+            let seeds: Vec<String> = membership.seeds.iter().map(ToString::to_string).collect();
+            let founds = if membership.founding == Founding::Founds { ", founds where nobody answers" } else { "" };
+            return format!(
+                "by membership: this gateway on {}, seeds {}{founds}; the oldest of at least {} leads, ACROSS A SPLIT TWO CAN",
+                membership.listen,
+                if seeds.is_empty() { "none".to_owned() } else { seeds.join(", ") },
+                membership.minimum_size
             );
         }
         Backend::Etcd(etcd) => {

@@ -242,6 +242,8 @@ pub struct Election {
     pub zookeeper: Option<Spanned<ZooKeeper>>,
     /// `[election.quorum]`
     pub quorum: Option<Spanned<Quorum>>,
+    /// `[election.emergent]`
+    pub emergent: Option<Spanned<Emergent>>,
     /// `[election.link]`
     pub link: Option<Spanned<Link>>,
     /// `[[election.peer]]`
@@ -295,6 +297,26 @@ pub struct QuorumVoter {
     pub node: Written<i64>,
     /// Its address and port.
     pub address: Written<String>,
+}
+
+/// `[election.emergent]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Emergent {
+    /// Must be `true`.
+    pub allow_split: Written<bool>,
+    /// Address and port of this gateway, as the others reach it.
+    pub listen: Written<String>,
+    /// File of the key that all members share.
+    pub key_file: Written<String>,
+    /// Whom it asks to be let in.
+    pub seeds: Option<Spanned<Vec<Spanned<String>>>>,
+    /// Whether it founds when nobody lets it in.
+    pub found: Written<bool>,
+    /// Members without which nobody leads.
+    pub minimum_size: Written<i64>,
+    /// How often it asks before it founds.
+    pub join_attempts: Written<i64>,
 }
 
 /// `[election.etcd]`

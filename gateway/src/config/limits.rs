@@ -97,6 +97,10 @@ pub const RATE_ERROR_PPM: Bound = bound(1, 10_000, 200, "parts per million");
 pub const REVISION: Bound = bound(1, i64::MAX, 1, "revision");
 /// A listener that writes a line somewhere needs far less; one that hangs costs a takeover no more.
 pub const LISTENERS_MS_MAX: Bound = bound(0, 1_000, 5, "milliseconds");
+/// Members of an emergent election, this gateway included.
+pub const MINIMUM_SIZE: Bound = bound(1, 256, 1, "members");
+/// With pauses that double from 0.1 s: one second and a half.
+pub const JOIN_ATTEMPTS: Bound = bound(1, 100, 4, "attempts");
 /// Other gateways: there are 256 numbers.
 pub const PEERS_MAX: usize = 255;
 /// Latency intervals: short enough to see a bad minute, long enough that a day's log stays small

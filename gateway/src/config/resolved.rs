@@ -20,6 +20,7 @@ use crate::net::{probe::IoChoice, sockets::Stamps};
 use crate::{
     election::{
         access::{EtcdConfig, ZooKeeperConfig},
+        emergent::Founding,
         identity::{NodeId, NodeName},
         lease::OnSuspended,
         timing::LeaseTiming,
@@ -457,6 +458,25 @@ pub enum Backend {
     ZooKeeper(ZooKeeperConfig),
     /// The gateways themselves, and witnesses.
     Quorum(QuorumConfig),
+    /// Nobody: the oldest member leads.
+    Emergent(MembershipConfig),
+}
+
+/// How this gateway becomes a member of each group. That a split can have two leaders has been allowed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MembershipConfig {
+    /// Its own address, as the others reach it.
+    pub listen: SocketAddrV4,
+    /// File of the shared key.
+    pub key_file: PathBuf,
+    /// Whom it asks to be let in.
+    pub seeds: Vec<SocketAddrV4>,
+    /// What it does when nobody lets it in.
+    pub founding: Founding,
+    /// Members without which nobody leads.
+    pub minimum_size: usize,
+    /// How often it asks before it founds.
+    pub join_attempts: u32,
 }
 
 /// Another gateway.

@@ -12,6 +12,7 @@ use super::resolved::{
 
 use crate::election::{
     access::{StoreAccess, ZooKeeperMode},
+    emergent::Founding,
     record::ConfigurationMark,
 };
 
@@ -230,6 +231,18 @@ impl List {
                     for (node, address) in &quorum.voters {
                         list.push(&format!("voter.{node}.address"), quoted(address));
                     }
+                });
+            }
+            Backend::Emergent(membership) => {
+                self.push("election.backend", quoted("emergent"));
+                self.under("election.emergent.".to_owned(), |list| {
+                    list.push("allow_split", true);
+                    list.push("listen", quoted(membership.listen));
+                    list.push("key_file", quoted(membership.key_file.display()));
+                    list.push("seeds", debug(&membership.seeds.iter().map(ToString::to_string).collect::<Vec<_>>()));
+                    list.push("found", membership.founding == Founding::Founds);
+                    list.push("minimum_size", membership.minimum_size);
+                    list.push("join_attempts", membership.join_attempts);
                 });
             }
             Backend::Etcd(etcd) => {

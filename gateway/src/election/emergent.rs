@@ -13,11 +13,15 @@
 //! - Only a node told so founds, after it has tried to join; its age is 1. Everybody else is given the youngest's plus one
 //!   by the coordinator, which answers when all live members have the new list, or after a bound.
 //! - The list has a version, which heartbeats carry; who missed one is sent it.
-//! - Only the coordinator marks members failed. When all older ones are silent the next in age claims; it waits a
-//!   heartbeat longer than a leader's fence stays open. That is not enough yet: a member that is cut off for about one failure
-//!   time-out and then heard again can claim while the coordinator still leads (found by a model of splits), so two fences may be
-//!   open for a moment, under different epochs. No configuration starts this backend until that is mended.
-//! - A leader's fence deadline: when it last had heartbeats of the minimum size, plus the failure time-out, less M.
+//! - Only the coordinator marks members failed. When all older ones are silent the next in age claims. Others follow a claim
+//!   when those are silent to themselves too, and a leader follows none while its fence is open: a member that was cut off
+//!   alone, and is heard again, displaces nobody.
+//! - Each heartbeat echoes the coordinator's last one, and with it goes a promise: to follow nobody else for one failure
+//!   time-out. A leader's fence deadline: when those of its heartbeats were sent that the minimum size echoes, itself
+//!   included and having its list, plus the failure time-out, less M. A member that has just started echoes nothing for one
+//!   failure time-out: an earlier start of it may have promised.
+//! - So with a minimum size of more than half of all nodes two never lead at once, whatever the network does; with a smaller one
+//!   two sides of a split can.
 //! - Coordinators probe failed members; of two sides that meet again the smaller one stops and rejoins as youngest.
 //!
 //! Modules: [`list`], [`message`], [`timing`], `joining` (as a newcomer), `membership` (heartbeats, silence, claims),
@@ -34,13 +38,15 @@ mod membership;
 mod merge;
 pub mod message;
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
 pub mod timing;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::SocketAddr,
 };
 
@@ -84,6 +90,51 @@ pub struct EmergentConfig {
     pub own_epoch: Epoch,
     /// What it publishes.
     pub configuration: ConfigurationMark,
+    /// `allow_split`: that two leaders can exist across a split for a while has been read and is wanted.
+    pub allow_split: bool,
+}
+
+impl EmergentConfig {
+    /// Whether it can work, and whether whoever wrote it knows what this backend is.
+    ///
+    /// # Errors
+    /// Says what is missing.
+    pub fn check(&self) -> Result<(), EmergentConfigError> {
+        if !self.allow_split {
+            return Err(EmergentConfigError::SplitNotAllowed);
+        }
+        if !(1..=list::MEMBERS_MAX).contains(&self.minimum_size) {
+            return Err(EmergentConfigError::MinimumSize { minimum_size: self.minimum_size });
+        }
+        let asks = self.seeds.iter().any(|seed| *seed != self.address);
+        if !asks && self.founding == Founding::Joins {
+            return Err(EmergentConfigError::NoSeed);
+        }
+        Ok(self.timing.check()?)
+    }
+}
+
+/// A configuration that is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EmergentConfigError {
+    /// Not what most users want.
+    #[error(
+        "the backend `emergent` prefers availability: across a split of the network two gateways can lead for a while, and \
+         receivers take the higher epoch. Where that is wanted say `allow_split = true`; else take another backend"
+    )]
+    SplitNotAllowed,
+    /// None, or more than there can be.
+    #[error("minimum size {minimum_size} must be 1 to {}", list::MEMBERS_MAX)]
+    MinimumSize {
+        /// What was asked for.
+        minimum_size: usize,
+    },
+    /// It would never be let in.
+    #[error("a node that doesn't found needs a seed besides itself")]
+    NoSeed,
+    /// Times that don't fit together.
+    #[error(transparent)]
+    Timing(#[from] timing::EmergentTimingError),
 }
 
 /// What a node does that nobody let in.
@@ -122,6 +173,8 @@ pub struct Emergent {
     known_epoch: Epoch,
     /// Letters sent, of which each has its number.
     letters: u64,
+    /// When the first input came.
+    started_at: Option<MonoNs>,
     /// The last letter taken of each node: what was taken once is not taken again.
     taken: BTreeMap<NodeId, (Incarnation, u64)>,
     /// Processes known to have ended.
@@ -146,7 +199,11 @@ enum Phase {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Membership {
     list: MemberList,
+    /// The most that any list of this membership had.
+    live_count_max: usize,
     heard: BTreeMap<NodeId, Heard>,
+    /// As coordinator: counts of our last heartbeats, and when each was sent.
+    beaten: VecDeque<(u64, MonoNs)>,
     heartbeat_at: MonoNs,
     probe_at: MonoNs,
     /// Who wants a heartbeat though it isn't its turn.
@@ -169,13 +226,22 @@ pub(crate) enum Safeguard {
     HeartbeatDeadline,
     /// No side of a healed split stops.
     SmallerSideYields,
+    /// Any claim is followed, whoever it displaces.
+    SilentHereToo,
+    /// A leader counts on heartbeats that it has, whether its own arrive or not.
+    Echo,
+    /// A member that has just started promises at once.
+    SitsOut,
 }
 
 impl Emergent {
     /// A candidacy that begins with the first input.
-    #[must_use]
-    pub fn new(config: EmergentConfig) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// As [`EmergentConfig::check`].
+    pub fn new(config: EmergentConfig) -> Result<Self, EmergentConfigError> {
+        config.check()?;
+        Ok(Self {
             phase: Phase::Joining(Joining::new()),
             leadership: None,
             standing: Standing::Joins,
@@ -187,17 +253,19 @@ impl Emergent {
             obstacle: None,
             known_epoch: config.own_epoch,
             letters: 0,
+            started_at: None,
             taken: BTreeMap::new(),
             dead: BTreeSet::new(),
             outputs: Vec::new(),
             #[cfg(test)]
             without: None,
             config,
-        }
+        })
     }
 
     /// What is done because time has passed or something has changed.
     fn advance(&mut self, now: MonoNs) {
+        self.started_at.get_or_insert(now);
         self.end_of_deadline(now);
         match &self.phase {
             Phase::Joining(_) => self.go_on_joining(now),

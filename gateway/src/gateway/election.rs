@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     io,
+    net::SocketAddr,
     path::Path,
     sync::{
         Arc, OnceLock,
@@ -28,12 +29,17 @@ use crate::{
     audit::{AuditListener, AuditNotes},
     config::{
         Resolved,
-        resolved::{Backend, ElectionConfig, QuorumConfig},
+        resolved::{Backend, ElectionConfig, MembershipConfig, QuorumConfig},
     },
     election::{
         auth::{Nonce, SharedKey},
         core::{CloseReason, Notice},
         driver::{Election, ElectionOptions, Surroundings, inbox, measure},
+        emergent::{
+            Emergent, EmergentConfig,
+            datagrams::{Datagrams, Memberships},
+            timing::EmergentTiming,
+        },
         file::FileRegister,
         fitness::Standing,
         identity::{Incarnation, Member, NodeId, NodeName},
@@ -65,12 +71,13 @@ pub(super) fn start(
     peer_way: &PeerWay,
 ) -> Result<BTreeMap<GroupId, Election>, GatewayError> {
     let mut elections: BTreeMap<GroupId, Election> = BTreeMap::new();
-    let voting = match &election.backend {
-        Backend::Quorum(quorum) => Some(Arc::new(open_voting(config, quorum)?)),
-        _ => None,
+    let between = match &election.backend {
+        Backend::Quorum(quorum) => Between::Voters(Arc::new(open_voting(config, quorum)?)),
+        Backend::Emergent(membership) => Between::Members(Arc::new(open_membership(membership)?)),
+        _ => Between::Store,
     };
     for (group, desk) in desks {
-        let started = start_one(config, election, voting.as_ref(), epoch, (*group, desk), audit, peer_way);
+        let started = start_one(config, election, &between, epoch, (*group, desk), audit, peer_way);
         match started {
             Ok(started) => {
                 elections.insert(*group, started);
@@ -81,7 +88,7 @@ pub(super) fn start(
             }
         }
     }
-    if let (Some(group), None) = (desks.keys().next(), &voting) {
+    if let (Some(group), Between::Store) = (desks.keys().next(), &between) {
         measure_store(election, *group);
     }
     Ok(elections)
@@ -90,7 +97,7 @@ pub(super) fn start(
 fn start_one(
     config: &Resolved,
     election: &ElectionConfig,
-    voting: Option<&Arc<QuorumBackends>>,
+    between: &Between,
     epoch: Epoch,
     (group, desk): (GroupId, &GroupDesk),
     audit: Option<&AuditNotes>,
@@ -109,9 +116,9 @@ fn start_one(
         listeners_ns_max: election.listeners_ns_max,
         peers: election.peers.iter().map(|peer| peer.node).collect(),
     };
-    let latch = match &election.backend {
+    let latch = match (&election.backend, between) {
         #[cfg(feature = "zookeeper")]
-        Backend::ZooKeeper(zookeeper @ ZooKeeperConfig { mode: ZooKeeperMode::Latch { session }, .. }) => {
+        (Backend::ZooKeeper(zookeeper @ ZooKeeperConfig { mode: ZooKeeperMode::Latch { session }, .. }), _) => {
             let (inbox, waiting) = inbox();
             let line = zookeeper::session::open(zookeeper, group, *session, &member, inbox.clone())?;
             let core = SessionLatch::new(SessionLatchConfig {
@@ -123,7 +130,14 @@ fn start_one(
             });
             Election::new(core, line, fence, waiting, &inbox, surroundings, options)
         }
-        Backend::Quorum(quorum) => {
+        (Backend::Emergent(membership), Between::Members(members)) => {
+            let core = Emergent::new(emergent_config(config, election, membership, member, epoch))
+                .map_err(|error| membership_failed(error.to_string()))?;
+            let (inbox, waiting) = inbox();
+            let backend = members.backend(group, &inbox);
+            Election::new(core, backend, fence, waiting, &inbox, surroundings, options)
+        }
+        (Backend::Quorum(quorum), Between::Voters(voting)) => {
             let file =
                 VoteFile::open(&quorum.vote_directory, group).map_err(|error| voting_failed(error.to_string()))?;
             let (inbox, waiting) = inbox();
@@ -145,7 +159,6 @@ fn start_one(
                 nonce: nonce.number(),
             };
             let core = Candidate::new(mono_now(), candidate, file.kept(), epoch);
-            let voting = voting.ok_or_else(|| voting_failed("its socket is not open".to_owned()))?;
             let backend = voting.backend(group, file, &inbox).map_err(GatewayError::io("start the thread of votes"))?;
             Election::new(core, backend, fence, waiting, &inbox, surroundings, options)
         }
@@ -177,6 +190,47 @@ fn start_one(
     Ok(latch)
 }
 
+/// What the elections of all groups share.
+enum Between {
+    /// Nothing: each has a connection of its own.
+    Store,
+    Voters(Arc<QuorumBackends>),
+    Members(Arc<Memberships>),
+}
+
+fn open_membership(membership: &MembershipConfig) -> Result<Memberships, GatewayError> {
+    let key = SharedKey::load(&membership.key_file).map_err(|error| membership_failed(error.to_string()))?;
+    let act = format!("listen on {} for other members", membership.listen);
+    let datagrams = Datagrams::open(membership.listen.into(), key).map_err(GatewayError::io(act))?;
+    Memberships::start(datagrams).map_err(GatewayError::io("start the thread that hears other members"))
+}
+
+fn emergent_config(
+    config: &Resolved,
+    election: &ElectionConfig,
+    membership: &MembershipConfig,
+    member: Member,
+    epoch: Epoch,
+) -> EmergentConfig {
+    EmergentConfig {
+        member,
+        address: membership.listen.into(),
+        seeds: membership.seeds.iter().copied().map(SocketAddr::V4).collect(),
+        founding: membership.founding,
+        join_attempts: membership.join_attempts,
+        minimum_size: membership.minimum_size,
+        timing: EmergentTiming::of_lease(&election.timing),
+        own_epoch: epoch,
+        configuration: config.output_mark(),
+        // Without it the configuration was refused.
+        allow_split: true,
+    }
+}
+
+fn membership_failed(why: String) -> GatewayError {
+    GatewayError::Io { act: "become a member".to_owned(), source: io::Error::other(why) }
+}
+
 fn open_voting(config: &Resolved, quorum: &QuorumConfig) -> Result<QuorumBackends, GatewayError> {
     let key = SharedKey::load(&quorum.key_file).map_err(|error| voting_failed(error.to_string()))?;
     let act = format!("listen on {} for votes", quorum.listen);
@@ -195,8 +249,8 @@ fn open_register(
     events: RegisterSender,
 ) -> Result<Box<dyn Register>, GatewayError> {
     match &election.backend {
-        // Voters have none.
-        Backend::Quorum(_) => Err(voting_failed("there is no store".to_owned())),
+        // Neither has one.
+        Backend::Quorum(_) | Backend::Emergent(_) => Err(voting_failed("there is no store".to_owned())),
         Backend::File(directory) => {
             let directory = directory_of(directory, group);
             let act = format!("use {} for the election", directory.display());

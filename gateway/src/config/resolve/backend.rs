@@ -9,10 +9,11 @@ use crate::{
     config::{
         file::{self, Written},
         limits,
-        resolved::{Backend, PeerConfig, QuorumConfig},
+        resolved::{Backend, MembershipConfig, PeerConfig, QuorumConfig},
     },
     election::{
         access::{EtcdConfig, EtcdTls, Login, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
+        emergent::{EmergentConfigError, Founding},
         identity::NodeId,
     },
 };
@@ -36,6 +37,7 @@ impl Resolver<'_> {
         self.only_for(kind, Kind::Etcd, election.etcd.as_ref().map(Spanned::span));
         self.only_for(kind, Kind::ZooKeeper, election.zookeeper.as_ref().map(Spanned::span));
         self.only_for(kind, Kind::Quorum, election.quorum.as_ref().map(Spanned::span));
+        self.only_for(kind, Kind::Emergent, election.emergent.as_ref().map(Spanned::span));
         if !kind.is_built_in() {
             let kind = kind.name();
             self.wrong(
@@ -49,6 +51,7 @@ impl Resolver<'_> {
                 Backend::File(directory.unwrap_or(DIRECTORY).into())
             }
             Kind::Quorum => Backend::Quorum(self.quorum(election.quorum.as_ref(), &table)?),
+            Kind::Emergent => Backend::Emergent(self.emergent(election.emergent.as_ref(), &table)?),
             Kind::Etcd => Backend::Etcd(self.etcd(election.etcd.as_ref(), &table)?),
             Kind::ZooKeeper => Backend::ZooKeeper(self.zookeeper(election.zookeeper.as_ref(), &table)?),
         })
@@ -81,6 +84,69 @@ impl Resolver<'_> {
         let vote_directory = self.required(&quorum.vote_directory, &table, "vote_directory")?;
         let listen = self.address(&quorum.listen, &table, "listen");
         Some(QuorumConfig { listen, key_file: key_file.into(), vote_directory: vote_directory.into(), voters })
+    }
+
+    fn emergent(
+        &mut self,
+        written: Option<&Spanned<file::Emergent>>,
+        election: &Range<usize>,
+    ) -> Option<MembershipConfig> {
+        let Some(written) = written else {
+            self.wrong(election, "`[election.emergent]` is missing");
+            return None;
+        };
+        let (emergent, table) = (written.get_ref(), written.span());
+        if !emergent.allow_split.as_ref().is_some_and(|allowed| *allowed.get_ref()) {
+            let place = emergent.allow_split.as_ref().map_or_else(|| table.clone(), Spanned::span);
+            self.wrong(&place, EmergentConfigError::SplitNotAllowed.to_string());
+        }
+        let listen = self.address(&emergent.listen, &table, "listen");
+        if let Some(written) = &emergent.listen
+            && listen.ip().is_unspecified()
+        {
+            self.wrong(
+                &written.span(),
+                format!("{listen}: others are told this address, so it must be one of this host"),
+            );
+        }
+        let seeds: Vec<_> = emergent.seeds.iter().flat_map(|list| list.get_ref()).collect();
+        let seeds: Vec<_> = seeds.into_iter().map(|seed| self.address(&Some(seed.clone()), &table, "seeds")).collect();
+        let founds = emergent.found.as_ref().is_some_and(|found| *found.get_ref());
+        if !founds && seeds.iter().all(|seed| *seed == listen) {
+            self.wrong(
+                &table,
+                "a gateway without `found = true` needs `seeds`, of which one at least is another gateway's",
+            );
+        }
+        self.required(&emergent.minimum_size, &table, "minimum_size");
+        let minimum_size = self.number(&emergent.minimum_size, limits::MINIMUM_SIZE);
+        let key_file = self.required(&emergent.key_file, &table, "key_file")?;
+        Some(MembershipConfig {
+            listen,
+            key_file: key_file.into(),
+            seeds,
+            founding: if founds { Founding::Founds } else { Founding::Joins },
+            minimum_size,
+            join_attempts: self.number(&emergent.join_attempts, limits::JOIN_ATTEMPTS),
+        })
+    }
+
+    /// No minimum size above the number of gateways, which could never be reached.
+    pub(super) fn members_fit(
+        &mut self,
+        written: &Spanned<file::Election>,
+        backend: Option<&Backend>,
+        peers: &[PeerConfig],
+    ) {
+        let Some(Backend::Emergent(MembershipConfig { minimum_size, .. })) = backend else { return };
+        let gateways = peers.len() + 1;
+        if *minimum_size > gateways {
+            let emergent = written.get_ref().emergent.as_ref();
+            let place = emergent.and_then(|table| table.get_ref().minimum_size.as_ref()).map(Spanned::span);
+            let message =
+                format!("{minimum_size}: this gateway and its [[election.peer]] are {gateways}: nobody would lead");
+            self.wrong(&place.unwrap_or_else(|| written.span()), message);
+        }
     }
 
     /// Each gateway of the election votes, and this one is not among the others.
@@ -237,10 +303,16 @@ enum Kind {
     Etcd,
     ZooKeeper,
     Quorum,
+    Emergent,
 }
 
-const BACKENDS: [(Kind, &str); 4] =
-    [(Kind::File, "file"), (Kind::Etcd, "etcd"), (Kind::ZooKeeper, "zookeeper"), (Kind::Quorum, "quorum")];
+const BACKENDS: [(Kind, &str); 5] = [
+    (Kind::File, "file"),
+    (Kind::Etcd, "etcd"),
+    (Kind::ZooKeeper, "zookeeper"),
+    (Kind::Quorum, "quorum"),
+    (Kind::Emergent, "emergent"),
+];
 
 /// Others than this gateway. More of them make a vote slower and no safer.
 const VOTERS_MAX: usize = 8;
@@ -256,7 +328,7 @@ impl Kind {
 
     fn is_built_in(self) -> bool {
         match self {
-            Self::File | Self::Quorum => true,
+            Self::File | Self::Quorum | Self::Emergent => true,
             Self::Etcd => cfg!(feature = "etcd"),
             Self::ZooKeeper => cfg!(feature = "zookeeper"),
         }

@@ -460,7 +460,7 @@ fn wrong_keys_of_etcd_are_refused_each_with_its_place() {
     refused(
         &with_election("backend = \"ectd\"\n"),
         expect![[
-            r#"x.toml:31:11: election.backend: "ectd": did you mean "etcd"? must be one of: file, etcd, zookeeper, quorum"#
+            r#"x.toml:31:11: election.backend: "ectd": did you mean "etcd"? must be one of: file, etcd, zookeeper, quorum, emergent"#
         ]],
     );
     refused(&with_election(""), expect!["x.toml:29:1: election: `backend` is missing"]);
@@ -506,6 +506,69 @@ fn is_of_store(key: &str) -> bool {
     ["election.backend", "election.etcd.", "election.zookeeper."].iter().any(|prefix| key.starts_with(prefix))
 }
 
+const MEMBERSHIP: &str = "allow_split = true\nlisten = \"10.0.0.1:31300\"\nkey_file = \"key\"\n\
+                          seeds = [\"10.0.0.1:31300\", \"10.0.0.2:31300\"]\nminimum_size = 1\n";
+
+fn with_membership(text: &str) -> String {
+    with_election(&format!("backend = \"emergent\"\n[election.emergent]\n{text}"))
+}
+
+#[test]
+fn an_emergent_election_is_shown_and_says_what_a_split_means() {
+    let resolved = load(&with_membership(MEMBERSHIP)).unwrap();
+    let settings = resolved.settings().into_iter().filter(|(key, _)| key.starts_with("election.emergent."));
+    let lines: Vec<String> = settings.map(|(key, value)| format!("{key} = {value}")).collect();
+    expect![[r#"
+        election.emergent.allow_split = true
+        election.emergent.listen = "10.0.0.1:31300"
+        election.emergent.key_file = "key"
+        election.emergent.seeds = ["10.0.0.1:31300", "10.0.0.2:31300"]
+        election.emergent.found = false
+        election.emergent.minimum_size = 1
+        election.emergent.join_attempts = 4"#]]
+    .assert_eq(&lines.join("\n"));
+    let mut explained = String::new();
+    crate::config::explain::explain(&resolved, &mut explained).unwrap();
+    let line = explained.lines().find(|line| line.starts_with("election")).unwrap();
+    expect!["election     as gw0 (node 0), by membership: this gateway on 10.0.0.1:31300, seeds 10.0.0.1:31300, 10.0.0.2:31300; the oldest of at least 1 leads, ACROSS A SPLIT TWO CAN, one for each group"]
+        .assert_eq(line);
+}
+
+#[test]
+fn an_emergent_election_that_could_not_work_or_is_not_wanted_is_refused() {
+    refused(
+        &with_membership(&MEMBERSHIP.replace("allow_split = true", "")),
+        expect![
+            "x.toml:32:1: election.emergent: the backend `emergent` prefers availability: across a split of the network two gateways can lead for a while, and receivers take the higher epoch. Where that is wanted say `allow_split = true`; else take another backend"
+        ],
+    );
+    refused(
+        &with_membership(
+            &MEMBERSHIP
+                .replace("= true", "= false")
+                .replace(", \"10.0.0.2:31300\"", "")
+                .replace("minimum_size = 1", "minimum_size = 3"),
+        ),
+        expect![[r#"
+            3 problems
+            x.toml:32:1: election.emergent: a gateway without `found = true` needs `seeds`, of which one at least is another gateway's
+            x.toml:33:15: election.emergent.allow_split: the backend `emergent` prefers availability: across a split of the network two gateways can lead for a while, and receivers take the higher epoch. Where that is wanted say `allow_split = true`; else take another backend
+            x.toml:37:16: election.emergent.minimum_size: 3: this gateway and its [[election.peer]] are 2: nobody would lead"#]],
+    );
+    refused(
+        &with_membership("allow_split = true\nlisten = \"0.0.0.0:31300\"\nfound = true\n"),
+        expect![[r#"
+            3 problems
+            x.toml:32:1: election.emergent: `minimum_size` is missing
+            x.toml:32:1: election.emergent: `key_file` is missing
+            x.toml:34:10: election.emergent.listen: 0.0.0.0:31300: others are told this address, so it must be one of this host"#]],
+    );
+    refused(
+        &with_election("backend = \"emergent\"\n"),
+        expect!["x.toml:29:1: election: `[election.emergent]` is missing"],
+    );
+}
+
 /// The small configuration with an election, and what else stands in its table.
 fn with_file_election(more: &str) -> String {
     format!(
@@ -520,17 +583,6 @@ fn an_election_takes_its_times_from_a_profile_and_from_what_is_set_over_it() {
     assert_eq!(timing("profile = \"fast\""), LeaseTiming::FAST);
     assert_eq!(timing("profile = \"calm\"\nrenew_ms = 100").renew_ns, 100_000_000);
     assert_eq!(timing("margin_ms = 30").send_ns_max, 15_000_000);
-}
-
-#[test]
-fn listeners_cannot_use_up_the_lease() {
-    refused(
-        &with_file_election("listeners_ms_max = 41"),
-        expect![
-            "x.toml:32:20: election.listeners_ms_max: listeners are waited for 41 ms before a fence opens: must be at most half of lease - margin = 80 ms / 2"
-        ],
-    );
-    load(&with_file_election("listeners_ms_max = 40")).unwrap();
 }
 
 #[test]

@@ -59,11 +59,12 @@ impl Emergent {
         }
         membership.pending.retain(|join| join.member.node != from.node);
         membership.list.let_in(ours, from.clone(), address);
-        membership.heard.insert(from.node, Heard { count: 0, at: now });
-        membership.acknowledged.remove(&from.node);
         let version = membership.list.version;
+        membership.heard.insert(from.node, Heard::nothing(from.node, version, now));
+        membership.live_count_max = membership.live_count_max.max(membership.list.live_count());
+        membership.acknowledged.remove(&from.node);
         membership.pending.push(PendingJoin { member: from, address, nonce, version, since: now });
-        self.tell_list();
+        self.tell_list(now);
     }
 
     pub(super) fn on_acknowledge(&mut self, from: &Member, version: ListVersion) {
@@ -82,7 +83,7 @@ impl Emergent {
                 membership.list.remove(ours, from.node);
                 membership.forget_unlisted(now, ours);
             }
-            self.tell_list();
+            self.tell_list(now);
         }
     }
 
@@ -135,7 +136,8 @@ impl Emergent {
         for join in &due {
             membership.pending.retain(|other| other.member != join.member);
             membership.welcomed.insert(join.member.node, join.nonce);
-            membership.heard.insert(join.member.node, Heard { count: 0, at: now });
+            let version = membership.list.version;
+            membership.heard.insert(join.member.node, Heard::nothing(join.member.node, version, now));
         }
         for PendingJoin { member, address, nonce, .. } in due {
             self.welcome(address, &member, nonce);

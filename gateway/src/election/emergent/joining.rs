@@ -1,7 +1,7 @@
 //! As a newcomer: ask the seeds, again and again with longer pauses, until somebody answers.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::SocketAddr,
 };
 
@@ -110,11 +110,13 @@ impl Emergent {
         let heard = list
             .live()
             .filter(|listed| listed.member != self.config.member)
-            .map(|listed| (listed.member.node, Heard { count: 0, at: now }))
+            .map(|listed| (listed.member.node, Heard::nothing(listed.member.node, list.version, now)))
             .collect();
         self.phase = Phase::Member(Box::new(Membership {
+            live_count_max: list.live_count(),
             list,
             heard,
+            beaten: VecDeque::new(),
             heartbeat_at: now,
             probe_at: now.plus(self.config.timing.probe_ns),
             asked_by: BTreeSet::new(),

@@ -2,11 +2,12 @@
 
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
-use super::{Emergent, Membership, Phase, Safeguard, joining::Joining, message::Message};
+use super::{Emergent, Membership, Phase, Safeguard, joining::Joining, membership::Heard, message::Message};
 use crate::election::{
     core::{CloseReason, Notice, Obstacle, Output, Progress},
     fitness::Standing,
     identity::{NodeId, next_epoch},
+    timing::drift_ns,
 };
 
 /// An open fence.
@@ -19,7 +20,7 @@ pub(super) struct Leadership {
 impl Emergent {
     /// Opens, renews or closes, as things stand.
     pub(super) fn lead(&mut self, now: MonoNs) {
-        let deadline = self.fence_deadline();
+        let deadline = self.fence_deadline(now);
         if !self.is_coordinator() || self.is_without_side() {
             return self.close_fence(CloseReason::Lost);
         }
@@ -58,12 +59,14 @@ impl Emergent {
         }
     }
 
-    /// When the last heartbeats of the minimum size were had, plus the failure time-out, less M. In the past where they
-    /// never were.
-    fn fence_deadline(&self) -> MonoNs {
+    /// When those of our heartbeats were sent that the minimum size echoes, plus the failure time-out, less M. In the past
+    /// where they never were. From the sending, since that is before anybody's promise begins.
+    fn fence_deadline(&self, now: MonoNs) -> MonoNs {
         let timing = &self.config.timing;
-        let open_ns = timing.failure_ns.saturating_sub(timing.margin_ns);
         let Some(membership) = self.membership() else { return MonoNs(0) };
+        let ring_ns = self.ring_ns_of(membership.list.live_count());
+        let ring_drift_ns = 2 * drift_ns(ring_ns, timing.rate_error_ppm);
+        let open_ns = (timing.failure_ns + ring_ns).saturating_sub(timing.margin_ns + ring_drift_ns);
         let others_needed = match self.config.minimum_size.saturating_sub(1) {
             _ if self.lacks(Safeguard::MinimumSize) => 0,
             _ if self.lacks(Safeguard::HeartbeatDeadline)
@@ -73,15 +76,23 @@ impl Emergent {
             }
             needed => needed,
         };
-        let mut heard: Vec<_> =
-            membership.heard.values().filter(|heard| heard.count > 0).map(|heard| heard.at).collect();
-        heard.sort_unstable_by(|a, b| b.cmp(a));
+        let mut echoed: Vec<_> = membership.heard.values().filter_map(|heard| self.promised_at(heard)).collect();
+        echoed.sort_unstable_by(|a, b| b.cmp(a));
         let had = match others_needed.checked_sub(1) {
             // Alone it renews with its own heartbeats, not at every step.
             None => Some(MonoNs(membership.heartbeat_at.0.saturating_sub(timing.heartbeat_ns))),
-            Some(last) => heard.get(last).copied(),
+            // Its own promise is one of them.
+            Some(_) if self.is_sitting_out(now) => None,
+            Some(last) => echoed.get(last).copied(),
         };
         had.map_or(MonoNs(0), |had| had.plus(open_ns))
+    }
+
+    fn promised_at(&self, heard: &Heard) -> Option<MonoNs> {
+        if self.lacks(Safeguard::Echo) {
+            return (heard.beat.count > 0).then_some(heard.at);
+        }
+        heard.echoes
     }
 
     fn is_without_side(&self) -> bool {
@@ -147,7 +158,7 @@ impl Emergent {
         if membership.list.live_count() > 1 {
             membership.list.remove(ours, ours);
             membership.forget_unlisted(now, ours);
-            self.tell_list();
+            self.tell_list(now);
         }
     }
 }

@@ -5,19 +5,28 @@ use std::net::SocketAddr;
 use mdgw_feeds::time::MonoNs;
 
 use super::{
-    Emergent, Membership,
-    list::{Listed, MemberList},
-    message::{Heartbeat, Message},
+    Emergent, Membership, Safeguard,
+    list::{ListVersion, Listed, MemberList},
+    message::{Beat, Heartbeat, Message},
 };
 use crate::election::identity::{Member, NodeId};
 
 /// The newest that is known of another member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Heard {
-    /// Its heartbeats.
-    pub(super) count: u64,
-    /// When we learned of the last.
+    /// Its last heartbeat; of count 0 before the first.
+    pub(super) beat: Beat,
+    /// When we learned of it.
     pub(super) at: MonoNs,
+    /// When our own heartbeat was sent that it echoes, having our list: since then it promises us.
+    pub(super) echoes: Option<MonoNs>,
+}
+
+impl Heard {
+    /// Nothing yet, and not silent for any time.
+    pub(super) fn nothing(node: NodeId, version: ListVersion, now: MonoNs) -> Self {
+        Self { beat: Beat { node, count: 0, version, follows: node, echo: 0 }, at: now, echoes: None }
+    }
 }
 
 /// Up to so many live members everybody tells everybody; above, along a ring.
@@ -29,6 +38,9 @@ impl Emergent {
     /// Sends heartbeats when they are due.
     pub(super) fn beat(&mut self, now: MonoNs) {
         let is_coordinator = self.is_coordinator();
+        // Whose promises are not yet enough doesn't wait for others' turns.
+        let wants_promises = is_coordinator && self.leadership.is_none() && self.config.minimum_size > 1;
+        let is_sitting_out = self.is_sitting_out(now);
         let (heartbeat_ns, known_epoch) = (self.config.timing.heartbeat_ns, self.known_epoch);
         let doubt_ns = self.config.timing.failure_ns / 2;
         let ours = self.config.member.clone();
@@ -41,12 +53,19 @@ impl Emergent {
         }
         membership.heartbeat_at = now.plus(heartbeat_ns);
         let is_ring = membership.list.live_count() > ALL_TO_ALL_MAX;
-        let mut counts = vec![(ours.node, own_count)];
-        if is_ring {
-            counts.extend(membership.heard.iter().map(|(node, heard)| (*node, heard.count)));
-        }
         let Some(coordinator) = membership.list.coordinator().map(|listed| listed.member.clone()) else { return };
         let version = membership.list.version;
+        let heard_of_coordinator = membership.heard.get(&coordinator.node).map_or(0, |heard| heard.beat.count);
+        let echo = if is_sitting_out { 0 } else { heard_of_coordinator };
+        let mut beats = vec![Beat { node: ours.node, count: own_count, version, follows: coordinator.node, echo }];
+        if is_ring {
+            beats.extend(membership.heard.values().map(|heard| heard.beat));
+        }
+        if is_coordinator {
+            let oldest = now.0.saturating_sub(silence_ns);
+            membership.beaten.retain(|(_, sent)| sent.0 >= oldest);
+            membership.beaten.push_back((own_count, now));
+        }
         let asked_by = std::mem::take(&mut membership.asked_by);
         let position = membership.list.live().position(|listed| listed.member == ours).unwrap_or(0);
         let live: Vec<_> = membership.list.live().cloned().collect();
@@ -55,14 +74,16 @@ impl Emergent {
             let steps = (index + live.len() - position) % live.len();
             // Whom we would have to call failed is asked directly first.
             let age_ns = membership.heard.get(&listed.member.node).map_or(0, |heard| now.since(heard.at));
-            let asks = is_ring && age_ns > silence_ns.saturating_sub(doubt_ns) && (is_coordinator || index < position);
+            let is_doubted =
+                is_ring && age_ns > silence_ns.saturating_sub(doubt_ns) && (is_coordinator || index < position);
+            let asks = is_doubted || wants_promises;
             if !is_ring || steps <= RING_SUCCESSORS || asks || asked_by.contains(&listed.member.node) {
                 sent.push((listed.address, listed.member.incarnation, asks));
             }
         }
         for (address, incarnation, asks) in sent {
-            let (coordinator, counts) = (coordinator.clone(), counts.clone());
-            let heartbeat = Heartbeat { version, coordinator, counts, asks, epoch: known_epoch };
+            let (coordinator, beats) = (coordinator.clone(), beats.clone());
+            let heartbeat = Heartbeat { version, coordinator, beats, asks, epoch: known_epoch };
             self.send(address, Some(incarnation), Message::Heartbeat(heartbeat));
         }
     }
@@ -83,38 +104,77 @@ impl Emergent {
         if is_coordinator && heartbeat.version > membership.list.version {
             return self.know(heartbeat.epoch);
         }
-        for (node, count) in &heartbeat.counts {
-            if let Some(heard) = membership.heard.get_mut(node)
-                && *count > heard.count
+        let mut behind = Vec::new();
+        for beat in &heartbeat.beats {
+            if let Some(heard) = membership.heard.get_mut(&beat.node)
+                && beat.count > heard.beat.count
             {
-                *heard = Heard { count: *count, at: now };
+                let has_our_list = is_coordinator && beat.version == membership.list.version;
+                let echoed = membership.beaten.iter().find(|(count, _)| has_our_list && *count == beat.echo);
+                let echoes = heard.echoes.max(echoed.map(|(_, sent)| *sent));
+                *heard = Heard { beat: *beat, at: now, echoes };
+                if is_coordinator && beat.version < membership.list.version {
+                    behind.push(beat.node);
+                }
             }
         }
         if heartbeat.asks {
             membership.asked_by.insert(from.node);
+            membership.heartbeat_at = now;
         }
-        let is_behind = heartbeat.version < membership.list.version;
-        if is_behind && is_coordinator {
-            let list = membership.list.clone();
-            self.send(address, Some(from.incarnation), Message::List(list));
-        } else if heartbeat.version == membership.list.version {
+        if heartbeat.version == membership.list.version {
             membership.acknowledged.insert(from.node, heartbeat.version);
+        }
+        let list = membership.list.clone();
+        for listed in list.live().filter(|listed| behind.contains(&listed.member.node)) {
+            self.send(listed.address, Some(listed.member.incarnation), Message::List(list.clone()));
         }
         self.know(heartbeat.epoch);
     }
 
     pub(super) fn on_list(&mut self, now: MonoNs, from: &Member, address: SocketAddr, list: MemberList) {
         let ours = self.config.member.clone();
-        let Some(membership) = self.membership_mut() else { return };
-        if !list.is_sound() || list.version.by != from.node || list.version <= membership.list.version {
+        let Some(membership) = self.membership() else { return };
+        let may_tell = list.version.by == from.node || list.coordinator().is_some_and(|listed| listed.member == *from);
+        if !list.is_sound() || !may_tell || list.version <= membership.list.version {
+            return;
+        }
+        if !self.may_follow(membership, now, &list) {
             return;
         }
         if list.live_member(&ours).is_none() {
             return self.rejoin(address);
         }
+        let Some(membership) = self.membership_mut() else { return };
         let version = list.version;
         membership.follow(now, &ours, list);
         self.send(address, Some(from.incarnation), Message::Acknowledge(version));
+    }
+
+    /// Whether nothing that was promised, and no fence that is open, stands against a newer list. A list of our own
+    /// coordinator is always followed. One of somebody else displaces older members: it is followed when those are silent here
+    /// too, have ended, or follow somebody else themselves.
+    fn may_follow(&self, membership: &Membership, now: MonoNs, list: &MemberList) -> bool {
+        let (Some(present), Some(next)) = (membership.list.coordinator(), list.coordinator()) else { return true };
+        if self.lacks(Safeguard::SilentHereToo) || list.version.by == present.member.node {
+            return true;
+        }
+        if present.member == self.config.member {
+            return self.leadership.is_none();
+        }
+        let maker = list.members.iter().find(|listed| listed.member.node == list.version.by);
+        let is_displaced = |listed: &Listed| {
+            let is_older = maker.is_some_and(|maker| listed.age < maker.age);
+            listed.member != self.config.member && is_older && list.live_member(&listed.member).is_none()
+        };
+        let is_replaced = |listed: &Listed| listed.member == present.member && next.member != present.member;
+        let limit_ns = self.silence_ns();
+        let mut displaced = membership.list.live().filter(|listed| is_displaced(listed) || is_replaced(listed));
+        displaced.all(|listed| {
+            let node = listed.member.node;
+            let follows = membership.heard.get(&node).map_or(node, |heard| heard.beat.follows);
+            follows != node && follows != self.config.member.node || self.is_silent(membership, listed, now, limit_ns)
+        })
     }
 
     /// The next in age claims when all older ones are silent.
@@ -138,12 +198,17 @@ impl Emergent {
             membership.list.mark_failed(ours, nodes);
             membership.forget_unlisted(now, ours);
         }
-        self.tell_list();
+        self.tell_list(now);
     }
 
     /// To all live members but the one that is being let in, which gets it with its welcome.
-    pub(super) fn tell_list(&mut self) {
-        let Some(membership) = self.membership() else { return };
+    pub(super) fn tell_list(&mut self, now: MonoNs) {
+        let leads = self.leadership.is_some();
+        let Some(membership) = self.membership_mut() else { return };
+        if !leads {
+            // Whose promises are missing asks for them under the new list.
+            membership.heartbeat_at = now;
+        }
         let list = membership.list.clone();
         for listed in list.live() {
             if listed.member != self.config.member && !self.is_pending(&listed.member) {
@@ -163,14 +228,25 @@ impl Emergent {
         self.config.timing.failure_ns.saturating_add(self.ring_ns())
     }
 
-    /// What news may take along the ring: a heartbeat's time for each two members.
+    /// What is waited more since news goes along the ring: no less than a coordinator counted on while the list was longer.
     pub(super) fn ring_ns(&self) -> u64 {
-        let live_count = self.membership().map_or(0, |membership| membership.list.live_count());
+        let live_count = self.membership().map_or(0, |membership| membership.live_count_max);
+        self.ring_ns_of(live_count)
+    }
+
+    /// What news may take along a ring of so many: a heartbeat's time for each two members.
+    pub(super) fn ring_ns_of(&self, live_count: usize) -> u64 {
         if live_count <= ALL_TO_ALL_MAX {
             return 0;
         }
         let hops = live_count.div_ceil(RING_SUCCESSORS) as u64;
         self.config.timing.heartbeat_ns.saturating_mul(hops)
+    }
+
+    /// Whether an earlier start of this node may have promised something that still holds.
+    pub(super) fn is_sitting_out(&self, now: MonoNs) -> bool {
+        let is_over = self.started_at.is_some_and(|started_at| now.since(started_at) > self.silence_ns());
+        !is_over && !self.lacks(Safeguard::SitsOut)
     }
 
     /// When something is due though nothing comes.
@@ -205,10 +281,14 @@ impl Membership {
         self.heard.retain(|node, _| same.contains(node));
         self.list = list;
         self.forget_unlisted(now, ours.node);
-        if self.list.coordinator().is_none_or(|coordinator| coordinator.member != *ours) {
+        if self.list.coordinator().is_some_and(|coordinator| coordinator.member == *ours) {
+            self.heartbeat_at = now;
+        } else {
             // A coordinator's business.
             self.pending.clear();
             self.welcomed.clear();
+            self.beaten.clear();
+            self.heard.values_mut().for_each(|heard| heard.echoes = None);
             self.yielding = None;
         }
     }
@@ -217,8 +297,10 @@ impl Membership {
     pub(super) fn forget_unlisted(&mut self, now: MonoNs, ours: NodeId) {
         let live: Vec<_> = self.list.live().map(|listed| listed.member.node).collect();
         self.heard.retain(|node, _| live.contains(node));
+        self.live_count_max = self.live_count_max.max(live.len());
+        let version = self.list.version;
         for node in live.into_iter().filter(|node| *node != ours) {
-            self.heard.entry(node).or_insert(Heard { count: 0, at: now });
+            self.heard.entry(node).or_insert_with(|| Heard::nothing(node, version, now));
         }
     }
 }

@@ -76,13 +76,30 @@ pub struct Heartbeat {
     pub version: ListVersion,
     /// Who coordinates it.
     pub coordinator: Member,
-    /// Heartbeats sent, the writer's own first; along a ring also those that it knows of others.
-    pub counts: Vec<(NodeId, u64)>,
-    /// Whether the writer wants one back, out of turn.
+    /// The writer's own first; along a ring also those that it knows of others.
+    pub beats: Vec<Beat>,
+    /// Whether the writer wants one back at once.
     pub asks: bool,
     /// The highest epoch known.
     #[serde(with = "epoch_number")]
     pub epoch: Epoch,
+}
+
+/// What one member says of itself with each heartbeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Beat {
+    /// Who.
+    pub node: NodeId,
+    /// Grows with each.
+    pub count: u64,
+    /// Of the list that it has.
+    pub version: ListVersion,
+    /// Who coordinates that list.
+    pub follows: NodeId,
+    /// The count of the last heartbeat that it had of that coordinator. With it goes the promise to follow nobody else for one
+    /// failure time-out. 0: it had none, or makes no promise.
+    pub echo: u64,
 }
 
 /// One side of a split, as its coordinator sees it.

@@ -38,6 +38,8 @@ pub(super) struct World {
 pub(super) struct Node {
     pub(super) core: Option<Emergent>,
     pub(super) fence: MonoNs,
+    /// On disk.
+    own_epoch: Epoch,
     incarnation: u64,
 }
 
@@ -47,7 +49,7 @@ pub(super) const LATENCY_NS: u64 = 200_000;
 impl World {
     /// Nobody runs yet.
     pub(super) fn new(count: usize, minimum_size: usize, without: Option<Safeguard>) -> Self {
-        let node = Node { core: None, fence: MonoNs(0), incarnation: 0 };
+        let node = Node { core: None, fence: MonoNs(0), own_epoch: Epoch::default(), incarnation: 0 };
         Self {
             now: MonoNs(1_000_000_000),
             nodes: vec![node; count],
@@ -83,10 +85,11 @@ impl World {
             join_attempts: 4,
             minimum_size: self.minimum_size,
             timing: EmergentTiming::DEFAULT,
-            own_epoch: Epoch::default(),
+            own_epoch: node.own_epoch,
             configuration: ConfigurationMark::default(),
+            allow_split: true,
         };
-        let mut core = Emergent::new(config);
+        let mut core = Emergent::new(config).unwrap();
         core.without = self.without;
         node.core = Some(core);
         self.step(index, Input::Standing(Standing::Stands));
@@ -119,6 +122,7 @@ impl World {
             match output {
                 Output::Open { epoch, deadline } => {
                     self.nodes[index].fence = deadline;
+                    self.nodes[index].own_epoch = epoch;
                     self.openings.push((epoch, now, index));
                 }
                 Output::Renew { deadline } => {
@@ -196,6 +200,13 @@ impl World {
 
     pub(super) fn letters(&self) -> u64 {
         self.sent
+    }
+
+    /// Whether all are on one list, with one leader.
+    pub(super) fn is_together(&self) -> bool {
+        let count = self.nodes.len();
+        let one_list = (1..count).all(|index| self.ages(index) == self.ages(0));
+        one_list && self.ages(0).len() == count && self.owners().len() == 1
     }
 
     /// Whether no epoch was opened twice.

@@ -1,6 +1,6 @@
 //! Times of a membership, and what must hold between them.
 
-use crate::election::timing::{CLOCK_READ_ERROR_NS, RATE_ERROR_PPM, drift_ns};
+use crate::election::timing::{CLOCK_READ_ERROR_NS, LeaseTiming, RATE_ERROR_PPM, drift_ns};
 
 /// All times in ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,8 +39,21 @@ impl EmergentTiming {
         pause_ns_max: 3_000_000_000,
     };
 
+    /// A lease's times: the failure time-out is its length, a heartbeat comes with each renewal.
+    #[must_use]
+    pub fn of_lease(lease: &LeaseTiming) -> Self {
+        Self {
+            heartbeat_ns: lease.renew_ns,
+            failure_ns: lease.lease_ns,
+            margin_ns: lease.margin_ns,
+            send_ns_max: lease.send_ns_max,
+            rate_error_ppm: lease.rate_error_ppm,
+            ..Self::DEFAULT
+        }
+    }
+
     /// How long older ones must have been silent before the next in age claims: the failure time-out by the slowest
-    /// clock, and the heartbeat that the leader may have had from others after its own last one arrived here.
+    /// clock, and a heartbeat, after which others find them silent too.
     #[must_use]
     pub fn claim_ns(&self) -> u64 {
         let failure_ns = self.failure_ns.saturating_add(drift_ns(self.failure_ns, self.rate_error_ppm));
@@ -119,5 +132,13 @@ mod tests {
         let hasty = EmergentTiming { failure_ns: 79_999_999, ..good };
         assert!(hasty.check().unwrap_err().to_string().contains("= 80000000 ns"));
         assert_eq!(good.claim_ns(), 120_020_000);
+    }
+
+    #[test]
+    fn the_times_of_each_profile_fit() {
+        for (name, lease) in LeaseTiming::PROFILES {
+            assert_eq!(EmergentTiming::of_lease(&lease).check(), Ok(()), "{name}");
+        }
+        assert_eq!(EmergentTiming::of_lease(&LeaseTiming::DEFAULT), EmergentTiming::DEFAULT);
     }
 }

@@ -1,0 +1,186 @@
+//! Every way, within bounds, in which three members can be cut off from each other, restart and meet again.
+//!
+//! The network delivers in order and in time unless it is cut; what is chosen is when and between whom it is cut, who
+//! is killed, and who starts again. Between choices time goes on in steps. At the end all cuts heal, who is down starts,
+//! and all must come together again.
+
+use stateright::{Checker as _, Model, Property};
+
+use super::{Safeguard, testing::World};
+
+/// A cluster of three, with two as its minimum size.
+#[derive(Clone, Debug)]
+struct Cluster {
+    without: Option<Safeguard>,
+    cuts: Cuts,
+    choices_max: u8,
+}
+
+/// What the network does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cuts {
+    /// Whole sides are cut off, both ways.
+    Clean,
+    /// Single directions are lost.
+    OneWay,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct State {
+    world: World,
+    choices: u8,
+    /// Steps since the last choice.
+    steps: u8,
+    /// At the end: whether all came together.
+    end: Option<bool>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Action {
+    /// Time goes on.
+    Step,
+    /// No choice any more.
+    End,
+    /// One node on one side, two on the other.
+    Isolate(usize),
+    /// Nothing from the one to the other.
+    Cut(usize, usize),
+    /// All cuts end.
+    Heal,
+    Kill(usize),
+    Start(usize),
+}
+
+/// Two heartbeats, and no multiple of the failure time-out.
+const STEP_MS: u64 = 45;
+/// Past a failure time-out and a claim.
+const STEPS_MAX: u8 = 4;
+/// Probes, joins with all their attempts, and some more.
+const QUIET_MS: u64 = 6_000;
+
+impl Model for Cluster {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State { world: World::formed(3, 2, self.without), choices: 0, steps: 0, end: None }]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        if state.end.is_some() {
+            return;
+        }
+        if state.choices == self.choices_max {
+            return actions.push(Action::End);
+        }
+        if state.steps < STEPS_MAX {
+            actions.push(Action::Step);
+        }
+        let world = &state.world;
+        for index in 0..3 {
+            actions.push(if world.nodes[index].core.is_some() { Action::Kill(index) } else { Action::Start(index) });
+        }
+        if !world.cuts.is_empty() {
+            actions.push(Action::Heal);
+        } else if self.cuts == Cuts::Clean {
+            actions.extend((0..3).map(Action::Isolate));
+        }
+        if self.cuts == Cuts::OneWay {
+            let pairs = (0..3).flat_map(|from| (0..3).map(move |to| (from, to)));
+            let new = pairs.filter(|pair| pair.0 != pair.1 && !world.cuts.contains(pair));
+            actions.extend(new.map(|(from, to)| Action::Cut(from, to)));
+        }
+    }
+
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+        let mut state = last.clone();
+        match action {
+            Action::Step | Action::End => state.steps += 1,
+            _ => (state.choices, state.steps) = (last.choices + 1, 0),
+        }
+        let world = &mut state.world;
+        match action {
+            Action::Step => world.run_ms(STEP_MS),
+            Action::End => {
+                // What was chosen last has its effect first.
+                world.run_ms(STEP_MS * u64::from(STEPS_MAX));
+                world.heal();
+                for index in 0..3 {
+                    if world.nodes[index].core.is_none() {
+                        world.start(index);
+                    }
+                }
+                world.run_ms(QUIET_MS);
+                state.end = Some(world.is_together());
+            }
+            Action::Isolate(index) => world.isolate(&[index]),
+            Action::Cut(from, to) => drop(world.cuts.insert((from, to))),
+            Action::Heal => world.heal(),
+            Action::Kill(index) => world.kill(index),
+            Action::Start(index) => world.start(index),
+        }
+        Some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always(UNIQUE, |_: &Self, state: &State| state.world.epochs_are_unique()),
+            Property::always(TOGETHER, |_, state: &State| state.end != Some(false)),
+            // Of three nodes only one side can have two.
+            Property::always(ONE_OWNER, |_, state: &State| state.world.owners_max <= 1),
+        ]
+    }
+}
+
+const UNIQUE: &str = "no epoch is opened twice";
+const TOGETHER: &str = "after a quiet time all are one, with one leader";
+const ONE_OWNER: &str = "two never lead at once";
+
+/// Searches all of it; the names of properties that don't hold.
+fn violated(without: Option<Safeguard>, cuts: Cuts, choices_max: u8) -> Vec<&'static str> {
+    let checker = Cluster { without, cuts, choices_max }.checker().spawn_dfs().join();
+    if without.is_none() {
+        // It looked at what it should have.
+        assert!(checker.unique_state_count() > 200, "only {} states", checker.unique_state_count());
+    }
+    let discoveries = checker.discoveries();
+    let violated = discoveries.keys().copied().collect();
+    let ways: Vec<_> = discoveries.into_iter().map(|(name, path)| (name, path.into_actions())).collect();
+    assert!(without.is_some() || ways.is_empty(), "{ways:?}");
+    violated
+}
+
+#[test]
+fn splits_restarts_and_merges_leave_one_owner_and_come_together() {
+    assert_eq!(violated(None, Cuts::Clean, 2), [] as [&str; 0]);
+}
+
+#[test]
+fn one_way_cuts_leave_one_owner_and_come_together() {
+    assert_eq!(violated(None, Cuts::OneWay, 2), [] as [&str; 0]);
+}
+
+#[test]
+fn without_a_minimum_size_a_clean_cut_has_two_owners() {
+    assert!(violated(Some(Safeguard::MinimumSize), Cuts::Clean, 1).contains(&ONE_OWNER));
+}
+
+#[test]
+fn without_the_heartbeats_deadline_a_clean_cut_has_two_owners() {
+    assert!(violated(Some(Safeguard::HeartbeatDeadline), Cuts::Clean, 1).contains(&ONE_OWNER));
+}
+
+#[test]
+fn without_following_only_those_who_displace_the_silent_a_clean_cut_has_two_owners() {
+    assert!(violated(Some(Safeguard::SilentHereToo), Cuts::Clean, 2).contains(&ONE_OWNER));
+}
+
+#[test]
+fn without_echoes_one_way_cuts_have_two_owners() {
+    assert!(violated(Some(Safeguard::Echo), Cuts::OneWay, 2).contains(&ONE_OWNER));
+}
+
+#[test]
+fn without_yielding_sides_stay_apart() {
+    assert!(violated(Some(Safeguard::SmallerSideYields), Cuts::Clean, 2).contains(&TOGETHER));
+}
