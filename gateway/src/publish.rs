@@ -25,5 +25,6 @@ mod tests;
 
 pub use heard::{Heard, HeardWords, Look, LookWords, SentWord, TakeoverWords};
 pub(crate) use packet::packet_header;
+pub(crate) use publisher::ends_by;
 pub use publisher::{PublishCounts, PublishMode, Publisher, PublisherConfig};
 pub use sink::{LogSink, Numbering, SinkCounts};

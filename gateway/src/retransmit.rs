@@ -30,9 +30,10 @@ use std::{
 
 use mdgw_feeds::{
     drop_reason::DropCounts,
-    identity::{ChannelId, Epoch, GroupId},
+    identity::{ChannelId, Epoch, GroupId, Sequence, Session},
     published::{
         packet::{PACKET_HEADER_BYTES, PacketFlags, count_frames},
+        position::StreamPosition,
         request::{REQUEST_PACKET_BYTES, RequestKind, ServiceRequest},
     },
     time::MonoNs,
@@ -44,7 +45,7 @@ use crate::{
     config::resolved::{RetransmissionConfig, RetransmissionLimits},
     fence::Fence,
     net::batch::HEADER_BYTES,
-    publish::packet_header,
+    publish::{ends_by, packet_header},
     standby::KnownEpochs,
     sys::{
         clock::{mono_now, unix_now},
@@ -296,7 +297,14 @@ impl Answer<'_> {
         let held = reader.range_of(self.session)?;
         if let Some((oldest, _)) = held {
             self.counts.gone += u64::from(first < oldest && first < next);
-            reader.seek(self.session, first)?;
+            // The first part of a message may stand in an entry that settles only what came before it.
+            reader.seek(self.session, first.saturating_sub(1))?;
+            if let Some(session) = Session::from_bytes(self.session) {
+                let wanted = StreamPosition::at(session, Sequence(first));
+                while reader.peek().is_some_and(|entry| ends_by(&entry, wanted)) {
+                    reader.next();
+                }
+            }
             while let Some(entry) = reader.peek() {
                 if entry.session != self.session || entry.first >= next {
                     break;

@@ -561,7 +561,7 @@ impl Standing {
 }
 
 /// Whether an entry says nothing beyond `heard`.
-fn ends_by(entry: &Entry<'_>, heard: StreamPosition) -> bool {
+pub(crate) fn ends_by(entry: &Entry<'_>, heard: StreamPosition) -> bool {
     // An entry that settles nothing has something to say where it stands.
     span_of(entry).is_some_and(|(from, until)| until < heard || (until == heard && from < until))
 }

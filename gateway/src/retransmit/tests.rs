@@ -156,6 +156,21 @@ fn all_parts_of_a_message_and_silent_ranges_come_again() {
 }
 
 #[test]
+fn the_part_that_settles_only_what_came_before_its_message_comes_again() {
+    let mut world = World::new(limits());
+    world.messages(1..2, TRADE);
+    let mut record = [0; 368];
+    record[0] = 92;
+    world.log.settled(Sequence(7));
+    world.frame(7, 5, &record.repeat(5));
+    world.messages(8..9, TRADE);
+    let answer = world.ask(RequestKind::Range, None, 7, 8);
+    assert_eq!(answer, ["#0 [2,7) 1", "#0 [7,8) 1", "#0 [1,9) h0"]);
+    let answer = world.ask(RequestKind::Range, None, 8, 9);
+    assert_eq!(answer, ["#0 [8,9) 1", "#0 [1,9) h0"], "no more than was asked for");
+}
+
+#[test]
 fn each_session_is_answered_for_itself() {
     let mut world = World::new(limits());
     world.messages(1..4, TRADE);
