@@ -14,7 +14,8 @@ use std::{
 /// No step of a test takes as long on any machine; whatever takes longer hangs.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
-/// The program under test, built in the profile of the calling test when it isn't up to date.
+/// The program under test: the one that `MDGW_PROGRAM` names, or else built in the profile of the calling test when it
+/// isn't up to date.
 ///
 /// # Panics
 /// When it can't be built.
@@ -22,6 +23,10 @@ pub const PATIENCE: Duration = Duration::from_secs(90);
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
+        // A package alone may get other features of its dependencies than the workspace: to build it again takes minutes.
+        if let Some(program) = env::var_os("MDGW_PROGRAM") {
+            return PathBuf::from(program);
+        }
         let test = env::current_exe().expect("a test knows its own path");
         // target/PROFILE/deps/test
         let profile = test.ancestors().nth(2).expect("tests lie in the deps directory of their profile");

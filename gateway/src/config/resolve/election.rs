@@ -45,18 +45,33 @@ impl Resolver<'_> {
         }
         let priority: u8 = self.number(&election.priority, limits::PRIORITY);
         let name = self.node_name(&election.name, &table);
+        let timing = self.timing(written);
+        let listeners_ns_max = self.number::<u64>(&election.listeners_ms_max, limits::LISTENERS_MS_MAX) * NS_PER_MS;
+        // A lease that listeners have used up before its fence opens is renewed too late, each time.
+        let usable_ns = timing.lease_ns.saturating_sub(timing.margin_ns);
+        if 2 * listeners_ns_max > usable_ns {
+            let place = election.listeners_ms_max.as_ref().map_or_else(|| table.clone(), Spanned::span);
+            self.wrong(
+                &place,
+                format!(
+                    "listeners are waited for {} ms before a fence opens: must be at most half of lease - margin = {} ms / 2",
+                    listeners_ns_max / NS_PER_MS,
+                    usable_ns / NS_PER_MS
+                ),
+            );
+        }
         Some(ElectionConfig {
             backend: backend?,
             name,
             peers,
             link,
-            timing: self.timing(written),
+            timing,
             on_suspended: self.one_of(election.on_suspended.as_ref(), &ON_SUSPENDED).unwrap_or_default(),
             revision: self.number(&election.revision, limits::REVISION),
             preferred,
             core: self.election_core(election, pools),
             priority: (priority > 0).then_some(priority),
-            listeners_ns_max: self.number::<u64>(&election.listeners_ms_max, limits::LISTENERS_MS_MAX) * NS_PER_MS,
+            listeners_ns_max,
         })
     }
 

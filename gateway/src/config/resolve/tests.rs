@@ -586,6 +586,17 @@ fn an_election_takes_its_times_from_a_profile_and_from_what_is_set_over_it() {
 }
 
 #[test]
+fn listeners_cannot_use_up_the_lease() {
+    refused(
+        &with_file_election("listeners_ms_max = 41"),
+        expect![
+            "x.toml:32:20: election.listeners_ms_max: listeners are waited for 41 ms before a fence opens: must be at most half of lease - margin = 80 ms / 2"
+        ],
+    );
+    load(&with_file_election("listeners_ms_max = 40")).unwrap();
+}
+
+#[test]
 fn leases_that_could_overlap_are_refused_with_the_arithmetic() {
     refused(
         &with_file_election("margin_ms = 5\nsend_us_max = 5000"),

@@ -62,7 +62,8 @@ fn election(node: u8, incarnation: u64, directory: &Path, wires: &Wires) -> (Ele
         timing,
         core: None,
         fifo_priority: None,
-        listeners_ns_max: 1_000_000_000,
+        // Far less than the lease: the election thread waits so long for listeners before it opens the fence.
+        listeners_ns_max: timing.lease_ns / 20,
         peers: vec![NodeId(3 - node)],
     };
     let election = Election::new(core, register, Arc::clone(&fence), waiting, &inbox, surroundings, options);
@@ -130,7 +131,7 @@ impl Witness {
     fn note(&self, what: &'static str, epoch: Epoch) {
         self.heard.lock().unwrap().push((what, epoch, self.fence.allows(mono_now())));
         while self.blocks.load(Ordering::Acquire) {
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
