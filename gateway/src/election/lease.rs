@@ -15,6 +15,7 @@
 //!   and for a holder that lapsed and finds its own record.
 //! - Only knowledge shortens the wait: the holder released it, its death was announced, or it handed over to this
 //!   gateway. And only for who has followed the record for a lease without a break.
+//! - A record is given back when no send of its holder can be under way any more: whoever reads it so begins at once.
 //! - The promises of *all* other candidates are as good as a renewal; a candidate promises only while no swap of its
 //!   own can still take effect.
 //!
@@ -26,8 +27,6 @@ mod knowledge;
 mod leading;
 mod leaving;
 mod promises;
-#[cfg(test)]
-mod simulation;
 #[cfg(test)]
 mod tests;
 
@@ -130,6 +129,8 @@ pub struct Lease {
     heard: Epoch,
     /// The highest epoch that the fence was opened under: none is opened twice.
     opened: Epoch,
+    /// Until when a send may be under way that was checked before the fence closed.
+    sends_end: MonoNs,
     pin: Option<Pin>,
     obstacle: Option<Obstacle>,
     foreign: Option<String>,
@@ -137,8 +138,7 @@ pub struct Lease {
     numbers: u64,
     closing: bool,
     outputs: Vec<Output<RegisterRequest>>,
-    #[cfg(test)]
-    pub(crate) without: Option<Safeguard>,
+    safeguards: Safeguards,
 }
 
 /// What a gateway is doing. Everything that belongs to a phase ends with it.
@@ -190,21 +190,33 @@ struct HeardPeer {
     heard_at: MonoNs,
 }
 
-/// What tests can switch off, to show that it is needed.
+/// Safeguards that a check may switch off, to show that it would notice. All are on in every product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Safeguard {
-    /// A hand-over is taken whatever its nonce.
-    PrepareNonce,
-    /// One candidate is not asked for its promise.
-    EachCandidateAsked,
-    /// A start counts as having waited.
-    SittingOut,
-    /// A promise is given while a swap may still take effect.
-    NoSwapOutstanding,
-    /// An attempt of unknown fate counts as a success.
-    UnknownMovesNothing,
-    /// After a break the wait goes on.
-    BreakForgets,
+pub struct Safeguards {
+    /// A hand-over is taken, and an answer to *prepare* counts, only with the nonce of the question.
+    pub prepare_nonce: bool,
+    /// Every other candidate is asked for its promise, not all but one.
+    pub each_candidate_asked: bool,
+    /// A candidate waits after its start as after any other news.
+    pub sits_out: bool,
+    /// A promise is given only while no swap of one's own can still take effect.
+    pub no_swap_outstanding: bool,
+    /// A swap of unknown fate does not count as one that succeeded.
+    pub unknown_moves_nothing: bool,
+    /// What was known before a break of the connection counts no more.
+    pub break_forgets: bool,
+}
+
+impl Safeguards {
+    /// As in every product.
+    pub const ALL: Self = Self {
+        prepare_nonce: true,
+        each_candidate_asked: true,
+        sits_out: true,
+        no_swap_outstanding: true,
+        unknown_moves_nothing: true,
+        break_forgets: true,
+    };
 }
 
 impl Lease {
@@ -229,25 +241,21 @@ impl Lease {
             progress: Progress::Running,
             heard: Epoch::default(),
             opened: Epoch::default(),
+            sends_end: MonoNs(0),
             pin: None,
             obstacle: None,
             foreign: None,
             numbers: 0,
             closing: false,
             outputs: Vec::new(),
-            #[cfg(test)]
-            without: None,
+            safeguards: Safeguards::ALL,
         }
     }
 
-    #[cfg(test)]
-    fn has(&self, safeguard: Safeguard) -> bool {
-        self.without != Some(safeguard)
-    }
-
-    #[cfg(not(test))]
-    fn has(&self, _: Safeguard) -> bool {
-        true
+    /// For checks that want to see what each safeguard is good for.
+    #[must_use]
+    pub fn with_safeguards(self, safeguards: Safeguards) -> Self {
+        Self { safeguards, ..self }
     }
 
     fn node(&self) -> NodeId {
@@ -304,7 +312,7 @@ impl Lease {
     // ---- connection ----
 
     fn suspend(&mut self, now: MonoNs) {
-        if self.has(Safeguard::BreakForgets) {
+        if self.safeguards.break_forgets {
             self.knowledge.forget();
         }
         self.doubtful_from.get_or_insert(now);
@@ -396,7 +404,7 @@ impl Lease {
                 }
             }
             Outcome::Unknown(_) => {
-                if !self.has(Safeguard::UnknownMovesNothing)
+                if !self.safeguards.unknown_moves_nothing
                     && let Some(attempt) = self.asked.take_attempt(ticket)
                 {
                     self.succeeded(now, &attempt);
@@ -433,7 +441,7 @@ impl Lease {
                 self.learned_news(now);
             }
             Learned::Newer => {
-                if is_first && !self.has(Safeguard::SittingOut) {
+                if is_first && !self.safeguards.sits_out {
                     self.knowledge.wait_again(MonoNs(0));
                 }
                 self.learned_news(now);
@@ -632,6 +640,7 @@ impl Lease {
         let must_read = self.asked.must_read || !self.knowledge.is_read();
         let swap = match &self.phase {
             _ if must_read => Some(MonoNs(0)),
+            Phase::Candidate if self.closing => self.record_to_give_back().map(|_| self.sends_end),
             Phase::Candidate => self.acquire_at(),
             Phase::Leading(leadership) => self.renew_at(leadership),
             Phase::Leaving(leaving) => leaving.drained.is_some().then_some(MonoNs(0)),

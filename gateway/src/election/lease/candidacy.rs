@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
-use super::{DEATHS_MAX, Leadership, Lease, Phase, Safeguard};
+use super::{DEATHS_MAX, Leadership, Lease, Phase};
 use crate::election::{
     core::{CloseReason, Obstacle, Output, Progress},
     fitness::{FitnessClass, Standing},
@@ -32,9 +32,9 @@ impl Lease {
     /// The record that makes this gateway the holder, if its time has come.
     pub(super) fn record_to_acquire(&mut self, now: MonoNs) -> Option<Record> {
         if self.closing {
-            // An attempt that took effect after all.
-            let record = self.knowledge.record()?;
-            return record.is_held_by(&self.config.member).then(|| record.released());
+            // Whoever sees it given back begins at once.
+            let record = self.record_to_give_back()?;
+            return (now >= self.sends_end).then(|| record.released());
         }
         if self.acquire_at().is_none_or(|at| now < at) {
             return None;
@@ -47,6 +47,11 @@ impl Lease {
             return None;
         };
         Some(self.record_of_own(epoch))
+    }
+
+    /// The record that a gateway which closes still holds: its leadership had run out, or an attempt took effect after all.
+    pub(super) fn record_to_give_back(&self) -> Option<&Record> {
+        self.knowledge.record().filter(|record| record.is_held_by(&self.config.member))
     }
 
     /// The record under which this gateway leads with `epoch`.
@@ -232,7 +237,7 @@ impl Lease {
         let Some(hand_over) = &record.hand_over else { return };
         let is_answer =
             (hand_over.from, hand_over.nonce, hand_over.stamp) == (question.asker, question.nonce, PeerStamp(stamp.0));
-        if self.has(Safeguard::PrepareNonce) && !is_answer {
+        if self.safeguards.prepare_nonce && !is_answer {
             return;
         }
         if !record.is_held_by(&self.config.member) || record.epoch <= self.opened || self.closing {

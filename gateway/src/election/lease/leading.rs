@@ -70,7 +70,7 @@ impl Lease {
         if self.heard > leadership.epoch && self.heard > self.opened {
             let (heard, deadline) = (self.heard, leadership.deadline);
             self.say(Output::Notice(Notice::HigherEpochHeard(heard)));
-            self.leave(CloseReason::Outranked, Way::Reopen, deadline);
+            self.leave(now, CloseReason::Outranked, Way::Reopen, deadline);
             return;
         }
         let obstacle = self.own_obstacle();
@@ -115,14 +115,16 @@ impl Lease {
     pub(super) fn end_leadership(&mut self, now: MonoNs, reason: CloseReason) {
         let Some(epoch) = self.leading_epoch() else { return };
         self.phase = Phase::Candidate;
+        self.sends_end = now.plus(self.config.timing.send_ns_max);
         // Nothing of the old leadership is revived: the own record is waited for like any other.
         self.knowledge.wait_again(now);
         self.say(Output::Close { epoch, reason });
     }
 
     /// Closes the fence and goes on to give the record away, or to take it anew.
-    pub(super) fn leave(&mut self, reason: CloseReason, way: Way, deadline: MonoNs) {
+    pub(super) fn leave(&mut self, now: MonoNs, reason: CloseReason, way: Way, deadline: MonoNs) {
         let Some(epoch) = self.leading_epoch() else { return };
+        self.sends_end = now.plus(self.config.timing.send_ns_max);
         self.say(Output::Close { epoch, reason });
         let drained = match way {
             Way::Reopen => Some(BTreeMap::new()),

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
 
-use super::{Lease, Phase, Safeguard, leading::OfferCause};
+use super::{Lease, Phase, leading::OfferCause};
 use crate::election::{
     core::{CloseReason, Notice, Output},
     identity::{Member, NodeId, next_epoch},
@@ -123,13 +123,14 @@ impl Lease {
     pub(super) fn on_prepared(&mut self, now: MonoNs, from: NodeId, question: Question, stamp: PeerStamp) {
         let Phase::Leading(leadership) = &self.phase else { return };
         let Some(offer) = &leadership.offer else { return };
-        let is_answer = offer.question == question || !self.has(Safeguard::PrepareNonce);
+        let is_answer = offer.question == question || !self.safeguards.prepare_nonce;
         if offer.target.node != from || !is_answer || now >= self.offer_ends(offer) {
             return;
         }
         let Offer { target, question, cause, .. } = offer.clone();
         let deadline = leadership.deadline;
-        self.leave(CloseReason::HandedOver, Way::HandOver { target, nonce: question.nonce, stamp, cause }, deadline);
+        let way = Way::HandOver { target, nonce: question.nonce, stamp, cause };
+        self.leave(now, CloseReason::HandedOver, way, deadline);
     }
 
     pub(super) fn on_drained(&mut self, positions: BTreeMap<u16, StreamPosition>) {
@@ -146,9 +147,14 @@ impl Lease {
         match &mut self.phase {
             Phase::Leading(leadership) => {
                 let deadline = leadership.deadline;
-                self.leave(CloseReason::Released, Way::Release, deadline);
+                self.leave(now, CloseReason::Released, Way::Release, deadline);
             }
-            Phase::Leaving(leaving) if leaving.way == Way::Reopen => leaving.way = Way::Release,
+            Phase::Leaving(leaving) if leaving.way == Way::Reopen => {
+                leaving.way = Way::Release;
+                // To open again takes no drain; for others to open does.
+                leaving.drained = None;
+                self.say(Output::Drain);
+            }
             Phase::Leaving(_) | Phase::Candidate => self.knowledge.wait_again(now),
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use mdgw_feeds::time::MonoNs;
 
-use super::{Lease, OnSuspended, Phase, Safeguard};
+use super::{Lease, OnSuspended, Phase};
 use crate::election::{
     core::{Notice, Output},
     identity::NodeId,
@@ -44,7 +44,7 @@ impl Lease {
         others.extend(self.asked.maybe_named.keys());
         others.extend(self.asked.attempts.iter().flat_map(|attempt| attempt.record.candidates.keys()));
         others.remove(&self.node());
-        if !self.has(Safeguard::EachCandidateAsked) {
+        if !self.safeguards.each_candidate_asked {
             others.pop_last();
         }
         let nonce = self.next_number();
@@ -108,7 +108,7 @@ impl Lease {
     }
 
     fn can_promise(&self, now: MonoNs, question: &Question) -> bool {
-        let is_settled = self.asked.attempts.is_empty() || !self.has(Safeguard::NoSwapOutstanding);
+        let is_settled = self.asked.attempts.is_empty() || !self.safeguards.no_swap_outstanding;
         let is_superseded = self.knowledge.highest_epoch() > question.epoch;
         let is_dead = self.deaths.iter().any(|notice| question.is_of(notice));
         let is_given = self

@@ -459,6 +459,38 @@ fn closing_drains_then_releases_and_stands_no_more() {
 }
 
 #[test]
+fn a_leader_that_ran_out_and_closes_gives_the_record_back_only_when_no_send_can_be_under_way() {
+    let mut desk = Desk::leading(1);
+    let deadline = desk.deadline();
+    // Stopped for so long that its deadline has passed; what had passed the fence before goes on with it.
+    desk.now = deadline;
+    desk.say(Input::Close);
+    assert_eq!(desk.closed(), Some(CloseReason::Expired));
+    desk.say(Input::Time);
+    desk.answer();
+    let is_released = |desk: &Desk| desk.stored.as_ref().is_some_and(|stored| stored.record.holder.is_none());
+    let send_ns_max = LeaseTiming::DEFAULT.send_ns_max;
+    desk.run(send_ns_max - 1);
+    assert!(!is_released(&desk), "whoever sees it released begins at once");
+    desk.run(1);
+    assert!(is_released(&desk));
+    assert_eq!(desk.core.view().role, Role::Closed);
+}
+
+#[test]
+fn closed_while_it_takes_the_record_anew_it_drains_before_it_gives_it_back() {
+    let mut desk = Desk::leading(1);
+    desk.say(Input::Heard(Epoch::new(9, 2)));
+    desk.say(Input::Time);
+    assert_eq!(desk.closed(), Some(CloseReason::Outranked));
+    desk.said.clear();
+    desk.say(Input::Close);
+    assert_eq!(desk.said, [Output::Drain]);
+    desk.run(MS);
+    assert!(desk.stored.as_ref().unwrap().record.holder.is_some());
+}
+
+#[test]
 fn a_released_record_is_taken_at_once() {
     let mut desk = Desk::following(2, record(5, &member(1, 1)));
     desk.run(WAIT_NS - MS);

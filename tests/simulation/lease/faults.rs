@@ -1,0 +1,188 @@
+//! What goes wrong in the simulation.
+
+use mdgw::election::{core::Input, identity::Incarnation, peer::DeathNotice};
+
+use super::world::{Event, MS, World, node_of};
+
+/// How often things go wrong, and which.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Faults {
+    /// Mean time between two faults, ns; 0: none.
+    pub(crate) every_ns: u64,
+    /// Each as likely as it stands here often.
+    pub(crate) kinds: &'static [Fault],
+    /// Mean length of a fault, ns.
+    pub(crate) lasts_ns: u64,
+    /// Share of messages and packets that come late, and the longest of those delays, ns.
+    pub(crate) late: f64,
+    pub(crate) long_delay_ns: u64,
+    /// Longest delay of the others, ns.
+    pub(crate) delay_ns_max: u64,
+    /// Share of messages between gateways that are lost.
+    pub(crate) lost: f64,
+    /// Share of the store's answers that say that nothing is known.
+    pub(crate) unknown: f64,
+}
+
+impl Faults {
+    pub(crate) const NONE: Self = Self {
+        every_ns: 0,
+        kinds: &[],
+        lasts_ns: 0,
+        late: 0.0,
+        long_delay_ns: 0,
+        delay_ns_max: 2 * MS,
+        lost: 0.0,
+        unknown: 0.0,
+    };
+    pub(crate) const STORM: Self = Self {
+        every_ns: 12 * MS,
+        kinds: &[
+            Fault::Kill,
+            Fault::Pause,
+            Fault::Pause,
+            Fault::CutToStore,
+            Fault::CutFromStore,
+            Fault::CutPeers,
+            Fault::HandOver,
+            Fault::Close,
+            Fault::StoreDown,
+        ],
+        lasts_ns: 40 * MS,
+        late: 0.05,
+        long_delay_ns: 40 * MS,
+        delay_ns_max: u64::MAX,
+        lost: 0.02,
+        unknown: 0.03,
+    };
+    /// Hand-overs, one upon the other, with messages that are very late.
+    pub(crate) const HAND_OVERS: Self = Self {
+        every_ns: 3 * MS,
+        kinds: &[Fault::HandOver, Fault::HandOver, Fault::CutToStore, Fault::CutFromStore],
+        lasts_ns: 20 * MS,
+        late: 0.1,
+        long_delay_ns: 60 * MS,
+        ..Self::STORM
+    };
+    /// A store that is hard to reach, so that leaders live on promises.
+    pub(crate) const NO_STORE: Self =
+        Self { kinds: &[Fault::StoreDown, Fault::CutToStore, Fault::CutFromStore, Fault::Pause], ..Self::STORM };
+    pub(crate) const RESTORES: Self = Self {
+        kinds: &[
+            Fault::Kill,
+            Fault::Pause,
+            Fault::CutToStore,
+            Fault::CutFromStore,
+            Fault::CutPeers,
+            Fault::HandOver,
+            Fault::StoreDown,
+            Fault::BackUp,
+            Fault::Restore,
+        ],
+        ..Self::STORM
+    };
+}
+
+/// One thing that goes wrong, or is done at a bad moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// Its process ends; mostly somebody tells. It starts again.
+    Kill,
+    /// Its process is stopped, perhaps between the fence's check and the send, and goes on.
+    Pause,
+    /// Nothing comes to the store, from the store, to another gateway.
+    CutToStore,
+    CutFromStore,
+    CutPeers,
+    /// It is to lead on by somebody else.
+    HandOver,
+    /// It gives up leadership and is started again.
+    Close,
+    StoreDown,
+    /// The store is backed up; restored.
+    BackUp,
+    Restore,
+}
+
+impl World {
+    pub(super) fn random_fault(&mut self) {
+        if self.is_calm {
+            return;
+        }
+        let next_ns = self.random.exponential(self.setup.faults.every_ns);
+        self.after(next_ns, Event::Fault);
+        let gateway = usize::try_from(self.random.below(u64::from(self.setup.gateways))).expect("few gateways");
+        let lasts_ns = MS + self.random.exponential(self.setup.faults.lasts_ns);
+        let kinds = self.setup.faults.kinds;
+        let kind = kinds[usize::try_from(self.random.below(kinds.len() as u64)).expect("few kinds")];
+        self.fault(kind, gateway, lasts_ns);
+    }
+
+    /// That fault, now.
+    pub(crate) fn fault(&mut self, fault: Fault, gateway: usize, lasts_ns: u64) {
+        let store = self.store_index();
+        match fault {
+            Fault::Kill => {
+                let is_told = self.random.chance(0.7);
+                self.kill(gateway, is_told);
+                self.after(lasts_ns, Event::Restart(gateway));
+            }
+            Fault::Pause => self.pause(gateway, lasts_ns),
+            Fault::CutToStore => self.cut(gateway, store, lasts_ns),
+            Fault::CutFromStore => self.cut(store, gateway, lasts_ns),
+            Fault::CutPeers => self.cut(gateway, (gateway + 1) % store, lasts_ns),
+            Fault::HandOver => {
+                self.tell_states();
+                self.send(gateway, Input::HandOver(None), 20_000);
+            }
+            Fault::Close => {
+                self.gateways[gateway].closes = true;
+                self.send(gateway, Input::Close, 0);
+                self.after(lasts_ns, Event::Restart(gateway));
+            }
+            Fault::StoreDown => self.store_down(lasts_ns),
+            Fault::BackUp => self.back_up(),
+            Fault::Restore => self.restore(lasts_ns),
+        }
+    }
+
+    /// Its process ends at once. What it handed to the kernel is sent.
+    pub(crate) fn kill(&mut self, number: usize, is_told: bool) {
+        let gateway = &mut self.gateways[number];
+        if gateway.core.take().is_none() {
+            return;
+        }
+        gateway.paused = false;
+        gateway.closes = false;
+        gateway.parked = None;
+        gateway.fence.close();
+        gateway.sends_until_ns = self.now_ns;
+        let incarnation = Incarnation(gateway.incarnation);
+        if let Some(epoch) = gateway.leads.take()
+            && is_told
+        {
+            let notice = DeathNotice { holder: node_of(number), incarnation, epoch };
+            for other in 0..self.gateways.len() {
+                let delay_ns = self.delay_ns();
+                self.send(other, Input::Died(notice), delay_ns);
+            }
+        }
+    }
+
+    fn pause(&mut self, number: usize, lasts_ns: u64) {
+        let now = self.local(number);
+        let gateway = &mut self.gateways[number];
+        if gateway.core.is_none() || gateway.paused {
+            return;
+        }
+        gateway.paused = true;
+        gateway.parked = gateway.fence.pass(now);
+        let incarnation = gateway.incarnation;
+        self.after(lasts_ns, Event::Resume { gateway: number, incarnation });
+    }
+
+    fn cut(&mut self, from: usize, to: usize, lasts_ns: u64) {
+        *self.cuts.entry((from, to)).or_default() += 1;
+        self.after(lasts_ns, Event::Heal(from, to));
+    }
+}

@@ -1,0 +1,51 @@
+//! Many seeds on all cores, and which of them failed.
+
+use std::{
+    env,
+    panic::{self, AssertUnwindSafe},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::Instant,
+};
+
+use mdgw_tests::captures::say;
+
+/// Runs `count` seeds, or as many as `SEEDS` says, or the one that `SEED` names; what came of each, in order.
+///
+/// # Panics
+/// Where a seed fails: with the lowest one found, which `SEED` repeats.
+pub(crate) fn for_seeds<T: Send>(what: &str, count: u64, check: impl Fn(u64) -> Result<T, String> + Sync) -> Vec<T> {
+    let named = |name| env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let (first, end) = match named("SEED") {
+        Some(seed) => (seed, seed + 1),
+        None => (0, named("SEEDS").unwrap_or(count)),
+    };
+    let begun = Instant::now();
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let (next, failed) = (AtomicU64::new(first), AtomicBool::new(false));
+    let results = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while !failed.load(Relaxed) {
+                    let seed = next.fetch_add(1, Relaxed);
+                    if seed >= end {
+                        break;
+                    }
+                    let result = panic::catch_unwind(AssertUnwindSafe(|| check(seed)))
+                        .unwrap_or_else(|_| Err("a panic, told above".to_owned()));
+                    failed.fetch_or(result.is_err(), Relaxed);
+                    results.lock().unwrap_or_else(PoisonError::into_inner).push((seed, result));
+                }
+            });
+        }
+    });
+    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    results.sort_unstable_by_key(|(seed, _)| *seed);
+    say(&format!("{what}: {} seeds on {threads} cores in {:.1} s", results.len(), begun.elapsed().as_secs_f64()));
+    let outcomes = results.into_iter().map(|(seed, result)| result.map_err(|what| format!("SEED={seed}: {what}")));
+    outcomes.collect::<Result<_, _>>().unwrap_or_else(|what| panic!("{what}"))
+}

@@ -1,0 +1,135 @@
+//! The simulated store: one versioned record, its watch, its outages and backups.
+
+use mdgw::election::{
+    core::Input,
+    register::{Link, Outcome, RegisterEvent, RegisterRequest, Version, Versioned},
+};
+
+use super::world::{Event, Gateway, World};
+
+#[derive(Default)]
+pub(super) struct Store {
+    stored: Option<Versioned>,
+    is_down: bool,
+    /// One more with each restored backup.
+    pub(super) life: u64,
+    backup: Option<Versioned>,
+}
+
+impl World {
+    pub(super) fn is_cut(&self, from: usize, to: usize) -> bool {
+        self.cuts.get(&(from, to)).is_some_and(|count| *count > 0)
+    }
+
+    pub(super) fn store_index(&self) -> usize {
+        self.gateways.len()
+    }
+
+    pub(super) fn ask_store(&mut self, from: usize, request: RegisterRequest) {
+        if request == RegisterRequest::Reconnect {
+            let life = self.store.life;
+            let gateway = &mut self.gateways[from];
+            gateway.connection += 1;
+            gateway.store_life = life;
+            gateway.watch_at_ns = 0;
+            return self.watch_tells(from);
+        }
+        let Gateway { incarnation, connection, store_life: life, .. } = self.gateways[from];
+        if self.is_cut(from, self.store_index()) {
+            return;
+        }
+        let delay_ns = self.delay_ns();
+        self.after(delay_ns, Event::AtStore { from, incarnation, connection, life, request: Box::new(request) });
+    }
+
+    pub(super) fn at_store(
+        &mut self,
+        from: usize,
+        incarnation: u64,
+        connection: u64,
+        life: u64,
+        request: &RegisterRequest,
+    ) {
+        // A request to a store that was restored since ends with its connection.
+        if self.store.is_down || life != self.store.life {
+            return;
+        }
+        let (ticket, outcome) = match request {
+            RegisterRequest::Read(ticket) => (*ticket, Outcome::Read(self.store.stored.clone())),
+            RegisterRequest::CompareAndSwap { ticket, expected, record } => {
+                let version = self.store.stored.as_ref().map_or(Version::NONE, |stored| stored.version);
+                if *expected == version || !self.setup.version_check {
+                    let version = Version(version.0 + 1);
+                    self.store.stored = Some(Versioned { version, record: (**record).clone() });
+                    for gateway in 0..self.gateways.len() {
+                        self.watch_tells(gateway);
+                    }
+                    (*ticket, Outcome::Swapped(version))
+                } else {
+                    (*ticket, Outcome::Refused)
+                }
+            }
+            RegisterRequest::Reconnect => return,
+        };
+        if self.is_cut(self.store_index(), from) {
+            return;
+        }
+        let is_unknown = !self.is_calm && self.random.chance(self.setup.faults.unknown);
+        let outcome = if is_unknown { Outcome::Unknown("broken off".to_owned()) } else { outcome };
+        let input = Box::new(Input::Backend(RegisterEvent::Answer { ticket, outcome }));
+        let delay_ns = self.delay_ns();
+        self.after(delay_ns, Event::ToGateway { to: from, incarnation, connection: Some(connection), input });
+    }
+
+    /// The watch tells in order, and nothing while it is cut.
+    pub(super) fn watch_tells(&mut self, to: usize) {
+        if self.store.is_down || self.is_cut(self.store_index(), to) {
+            return;
+        }
+        let at_ns = (self.now_ns + self.delay_ns()).max(self.gateways[to].watch_at_ns + 1);
+        self.gateways[to].watch_at_ns = at_ns;
+        let Gateway { incarnation, connection, .. } = self.gateways[to];
+        let input = Box::new(Input::Backend(RegisterEvent::Changed(self.store.stored.clone())));
+        self.after(at_ns - self.now_ns, Event::ToGateway { to, incarnation, connection: Some(connection), input });
+    }
+
+    pub(super) fn store_down(&mut self, lasts_ns: u64) {
+        self.store.is_down = true;
+        self.after(lasts_ns, Event::StoreUp);
+    }
+
+    pub(super) fn store_up(&mut self) {
+        self.store.is_down = false;
+        for gateway in 0..self.gateways.len() {
+            self.watch_tells(gateway);
+        }
+    }
+
+    pub(super) fn back_up(&mut self) {
+        self.store.backup = self.store.stored.clone();
+    }
+
+    /// The store comes back after an outage with what the backup held.
+    pub(super) fn restore(&mut self, lasts_ns: u64) {
+        if self.store.backup.is_none() {
+            return;
+        }
+        self.store.stored = self.store.backup.clone();
+        self.store.life += 1;
+        for gateway in 0..self.gateways.len() {
+            // Its connection ends, and it hears of that before anything from the next one.
+            self.gateways[gateway].connection += 1;
+            self.send(gateway, Input::Backend(RegisterEvent::Link(Link::Doubtful)), 0);
+        }
+        self.store_down(lasts_ns);
+    }
+
+    pub(super) fn heal(&mut self, from: usize, to: usize) {
+        if let Some(count) = self.cuts.get_mut(&(from, to)) {
+            *count = count.saturating_sub(1);
+        }
+        if from == self.store_index() {
+            self.watch_tells(to);
+        }
+    }
+}

@@ -1,0 +1,569 @@
+//! Gateways, their clocks, hot threads and what connects them, on one thread, from one seed.
+
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, BinaryHeap, VecDeque},
+};
+
+use mdgw::{
+    election::{
+        core::{Core as _, Input, Output},
+        fitness::Standing,
+        identity::{Incarnation, Member, NodeId, NodeName},
+        lease::{Lease, LeaseConfig, MovesConfig, OnSuspended, Safeguards},
+        peer::PeerMessage,
+        record::ConfigurationMark,
+        register::{Link, RegisterEvent, RegisterRequest},
+        timing::LeaseTiming,
+    },
+    fence::Fence,
+    standin::random::Random,
+};
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
+
+use super::{faults::Faults, receiver::Listener, store::Store};
+
+/// What a world is made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup {
+    pub(crate) gateways: u8,
+    pub(crate) timing: LeaseTiming,
+    pub(crate) faults: Faults,
+    pub(crate) safeguards: Safeguards,
+    /// The store compares the version that a swap expects.
+    pub(crate) version_check: bool,
+    /// Gateways know the epochs that were published, from the wire and from their logs.
+    pub(crate) epochs_heard: bool,
+    /// Packets carry their epoch, so that receivers can drop old ones.
+    pub(crate) receivers_fence: bool,
+}
+
+/// What must not happen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Violation {
+    /// A gateway may send while a send of another may not have returned.
+    TwoLead { at_ns: u64, gateways: [usize; 2] },
+    /// An opening under an epoch that is not above all before.
+    EpochWentBack { at_ns: u64, epoch: Epoch, before: Epoch },
+    /// A receiver was handed a record of an epoch below that of one before.
+    OldRecordTaken { at_ns: u64, epoch: Epoch, after: Epoch },
+}
+
+/// All of it.
+pub(crate) struct World {
+    pub(super) setup: Setup,
+    pub(super) random: Random,
+    pub(super) now_ns: u64,
+    events: BinaryHeap<Scheduled>,
+    scheduled: u64,
+    pub(super) gateways: Vec<Gateway>,
+    pub(super) store: Store,
+    /// From gateway to gateway; the store is the last index. How many faults hold it cut.
+    pub(super) cuts: BTreeMap<(usize, usize), u32>,
+    pub(super) is_calm: bool,
+    listener: Listener,
+    /// In order.
+    pub(crate) opened: Vec<Opening>,
+    /// Of each gateway, the last one.
+    swaps: Vec<Swap>,
+    learned_ns: Vec<u64>,
+    pub(crate) violation: Option<Violation>,
+}
+
+/// A fence opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Opening {
+    pub(crate) at_ns: u64,
+    pub(crate) gateway: usize,
+    pub(crate) epoch: Epoch,
+    /// Its last one before.
+    pub(crate) swap: Swap,
+}
+
+/// When a gateway asked the store for a swap, and when it had been told of the record's last change.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Swap {
+    pub(crate) learned_ns: u64,
+    pub(crate) sent_ns: u64,
+}
+
+pub(super) struct Gateway {
+    pub(super) core: Option<Box<Lease>>,
+    pub(super) incarnation: u64,
+    rate_ppm: i64,
+    offset_ns: u64,
+    pub(super) paused: bool,
+    /// It was told to close, and is to be started anew.
+    pub(super) closes: bool,
+    /// What came while it was paused.
+    unread: VecDeque<Input<RegisterEvent>>,
+    pub(super) connection: u64,
+    /// Which life of the store its connection leads to.
+    pub(super) store_life: u64,
+    pub(super) watch_at_ns: u64,
+    /// The highest epoch in its own log.
+    own_epoch: Epoch,
+    /// The product's; its hot thread looks at it alone.
+    pub(super) fence: Fence,
+    pub(super) leads: Option<Epoch>,
+    deadline: MonoNs,
+    /// Until when sends of the opening that ended may return, in true time.
+    pub(super) sends_until_ns: u64,
+    /// A packet that was checked and not sent when it was paused.
+    pub(super) parked: Option<Epoch>,
+    /// Of the timer that counts; older ones are void.
+    timer: u64,
+}
+
+/// What happens at some time.
+pub(super) enum Event {
+    Timer { gateway: usize, timer: u64 },
+    ToGateway { to: usize, incarnation: u64, connection: Option<u64>, input: Box<Input<RegisterEvent>> },
+    AtStore { from: usize, incarnation: u64, connection: u64, life: u64, request: Box<RegisterRequest> },
+    Packet(Epoch),
+    HotThread(usize),
+    Fault,
+    Heal(usize, usize),
+    StoreUp,
+    Resume { gateway: usize, incarnation: u64 },
+    Restart(usize),
+}
+
+struct Scheduled {
+    at_ns: u64,
+    number: u64,
+    event: Event,
+}
+
+pub(crate) const MS: u64 = 1_000_000;
+/// No thread wakes at once; these do by then.
+pub(crate) const WAKE_NS_MAX: u64 = 50_000;
+
+impl World {
+    pub(crate) fn new(seed: u64, setup: Setup) -> Self {
+        let mut random = Random::new(seed);
+        let (rate_max, span_ns) = (u64::from(setup.timing.rate_error_ppm), 1_000 * MS);
+        let gateways = (0..setup.gateways)
+            .map(|_| Gateway {
+                core: None,
+                incarnation: 0,
+                rate_ppm: signed(random.below(2 * rate_max + 1)) - signed(rate_max),
+                offset_ns: span_ns + random.below(span_ns),
+                paused: false,
+                closes: false,
+                unread: VecDeque::new(),
+                connection: 0,
+                store_life: 0,
+                watch_at_ns: 0,
+                own_epoch: Epoch::default(),
+                fence: Fence::closed(),
+                leads: None,
+                deadline: MonoNs(0),
+                sends_until_ns: 0,
+                parked: None,
+                timer: 0,
+            })
+            .collect();
+        let mut world = Self {
+            setup,
+            random,
+            now_ns: 0,
+            events: BinaryHeap::new(),
+            scheduled: 0,
+            gateways,
+            store: Store::default(),
+            cuts: BTreeMap::new(),
+            is_calm: false,
+            listener: Listener::new(setup.receivers_fence),
+            opened: Vec::new(),
+            swaps: vec![Swap::default(); usize::from(setup.gateways)],
+            learned_ns: vec![0; usize::from(setup.gateways)],
+            violation: None,
+        };
+        for gateway in 0..world.gateways.len() {
+            let delay_ns = world.random.below(setup.timing.lease_ns);
+            world.after(delay_ns, Event::Restart(gateway));
+            world.after(delay_ns, Event::HotThread(gateway));
+        }
+        if setup.faults.every_ns > 0 {
+            world.after(2 * setup.timing.lease_ns, Event::Fault);
+        }
+        world
+    }
+
+    pub(crate) fn run_for(&mut self, ns: u64) {
+        let end_ns = self.now_ns + ns;
+        self.run_until(end_ns, |_| false);
+        self.now_ns = end_ns;
+    }
+
+    /// Until something holds, a violation is found, or that time has come. Whether it holds.
+    pub(crate) fn run_until(&mut self, end_ns: u64, holds: impl Fn(&Self) -> bool) -> bool {
+        while self.violation.is_none() && !holds(self) {
+            if self.events.peek().is_none_or(|next| next.at_ns > end_ns) {
+                return false;
+            }
+            let Some(Scheduled { at_ns, event, .. }) = self.events.pop() else { return false };
+            self.now_ns = at_ns;
+            self.happen(event);
+        }
+        self.violation.is_none()
+    }
+
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// Packets that came to the receivers under an epoch that was over, and were dropped for it.
+    pub(crate) fn stale_packets(&self) -> u64 {
+        self.listener.stale()
+    }
+
+    /// Who may send now.
+    pub(crate) fn leading(&self) -> Option<usize> {
+        (0..self.gateways.len()).find(|gateway| {
+            let Gateway { fence, paused, .. } = &self.gateways[*gateway];
+            !paused && fence.allows(self.local(*gateway))
+        })
+    }
+
+    pub(super) fn after(&mut self, delay_ns: u64, event: Event) {
+        self.scheduled += 1;
+        self.events.push(Scheduled { at_ns: self.now_ns + delay_ns, number: self.scheduled, event });
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Timer { gateway, timer } => {
+                if self.gateways[gateway].timer == timer {
+                    self.tell(gateway, None);
+                }
+            }
+            Event::ToGateway { to, incarnation, connection, input } => {
+                let gateway = &self.gateways[to];
+                let is_for_it = gateway.incarnation == incarnation
+                    && connection.is_none_or(|connection| connection == gateway.connection);
+                if is_for_it {
+                    self.tell(to, Some(*input));
+                }
+            }
+            Event::AtStore { from, incarnation, connection, life, request } => {
+                self.at_store(from, incarnation, connection, life, &request);
+            }
+            Event::Packet(epoch) => self.receive(epoch),
+            Event::HotThread(gateway) => self.hot_thread(gateway),
+            Event::Fault => self.random_fault(),
+            Event::Heal(from, to) => self.heal(from, to),
+            Event::StoreUp => self.store_up(),
+            Event::Resume { gateway, incarnation } => {
+                if self.gateways[gateway].incarnation == incarnation {
+                    self.resume(gateway);
+                }
+            }
+            Event::Restart(gateway) => self.restart(gateway),
+        }
+    }
+
+    // ---- clocks ----
+
+    pub(super) fn local(&self, gateway: usize) -> MonoNs {
+        let Gateway { rate_ppm, offset_ns, .. } = self.gateways[gateway];
+        let drift_ns = i128::from(self.now_ns) * i128::from(rate_ppm) / 1_000_000;
+        let local = i128::from(offset_ns) + i128::from(self.now_ns) + drift_ns;
+        MonoNs(u64::try_from(local).expect("time fits"))
+    }
+
+    /// How much true time passes until a gateway's clock shows `local`.
+    fn until_local(&self, gateway: usize, local: MonoNs) -> u64 {
+        let left = i128::from(local.since(self.local(gateway)));
+        let true_ns = left * 1_000_000 / (1_000_000 + i128::from(self.gateways[gateway].rate_ppm));
+        u64::try_from(true_ns).expect("time fits") + u64::from(left > 0)
+    }
+
+    // ---- the election thread ----
+
+    fn tell(&mut self, gateway: usize, input: Option<Input<RegisterEvent>>) {
+        if self.gateways[gateway].paused {
+            self.gateways[gateway].unread.extend(input);
+            return;
+        }
+        for input in input.into_iter().chain([Input::Time]) {
+            self.step(gateway, input);
+        }
+        self.wake_later(gateway);
+    }
+
+    fn step(&mut self, gateway: usize, input: Input<RegisterEvent>) {
+        if input == Input::Backend(RegisterEvent::Link(Link::Doubtful)) {
+            self.gateways[gateway].store_life = self.store.life;
+        }
+        if matches!(input, Input::Backend(RegisterEvent::Changed(_))) {
+            self.learned_ns[gateway] = self.now_ns;
+        }
+        let now = self.local(gateway);
+        let Some(core) = &mut self.gateways[gateway].core else { return };
+        for output in core.step(now, input) {
+            self.carry_out(gateway, output);
+        }
+    }
+
+    /// One timer a gateway: the one set before is void.
+    fn wake_later(&mut self, gateway: usize) {
+        self.gateways[gateway].timer += 1;
+        let timer = self.gateways[gateway].timer;
+        let next = self.gateways[gateway].core.as_ref().and_then(|core| core.next_deadline());
+        if let Some(next) = next {
+            let late_ns = WAKE_NS_MAX / 5 + self.random.below(4 * WAKE_NS_MAX / 5);
+            let delay_ns = self.until_local(gateway, next) + late_ns;
+            self.after(delay_ns, Event::Timer { gateway, timer });
+        }
+    }
+
+    fn carry_out(&mut self, gateway: usize, output: Output<RegisterRequest>) {
+        match output {
+            Output::Open { epoch, deadline } => self.open(gateway, epoch, deadline),
+            Output::Renew { deadline } => {
+                self.gateways[gateway].fence.renew(deadline);
+                self.may_send(gateway, deadline);
+            }
+            Output::Close { .. } => self.close(gateway),
+            Output::Drain => {
+                // What was checked before the closing returns by then.
+                let drain_ns = self.random.below(self.setup.timing.send_ns_max);
+                self.gateways[gateway].sends_until_ns = self.now_ns + drain_ns;
+                self.send(gateway, Input::Drained { positions: BTreeMap::new() }, drain_ns);
+            }
+            Output::Request(request) => {
+                if matches!(request, RegisterRequest::CompareAndSwap { .. }) {
+                    let (learned_ns, sent_ns) = (self.learned_ns[gateway], self.now_ns);
+                    self.swaps[gateway] = Swap { learned_ns, sent_ns };
+                }
+                self.ask_store(gateway, request);
+            }
+            Output::Peer { to, message } => self.send_to_peer(gateway, to, message),
+            Output::Connection(_) | Output::Notice(_) => {}
+        }
+    }
+
+    fn open(&mut self, gateway: usize, epoch: Epoch, deadline: MonoNs) {
+        let before = self.opened.iter().map(|opening| opening.epoch).max().unwrap_or_default();
+        if epoch <= before {
+            self.violate(Violation::EpochWentBack { at_ns: self.now_ns, epoch, before });
+        }
+        self.opened.push(Opening { at_ns: self.now_ns, gateway, epoch, swap: self.swaps[gateway] });
+        self.gateways[gateway].leads = Some(epoch);
+        self.gateways[gateway].fence.open(epoch, deadline);
+        self.may_send(gateway, deadline);
+        self.publish(gateway);
+        if self.setup.epochs_heard {
+            for other in 0..self.gateways.len() {
+                // Who is down has it from the log that it takes over before it stands again.
+                self.gateways[other].own_epoch = self.gateways[other].own_epoch.max(epoch);
+                self.send(other, Input::Heard(epoch), 50_000);
+            }
+        }
+    }
+
+    /// A fence is open until that moment: is it the only one?
+    fn may_send(&mut self, gateway: usize, deadline: MonoNs) {
+        self.gateways[gateway].deadline = deadline;
+        if self.local(gateway) >= deadline {
+            return;
+        }
+        for other in 0..self.gateways.len() {
+            if other != gateway && self.sends_until(other) > self.now_ns {
+                self.violate(Violation::TwoLead { at_ns: self.now_ns, gateways: [gateway, other] });
+            }
+        }
+    }
+
+    /// Until when a gateway's sends may return, in true time: what was checked just before the deadline takes as long as
+    /// a send may. Who is stopped in between takes longer; that is the receivers' to see.
+    fn sends_until(&self, gateway: usize) -> u64 {
+        let Gateway { leads, deadline, sends_until_ns, .. } = &self.gateways[gateway];
+        let send_ns_max = self.setup.timing.send_ns_max;
+        let now = self.local(gateway);
+        match leads {
+            None => *sends_until_ns,
+            Some(_) if now < *deadline => self.now_ns + self.until_local(gateway, *deadline) + send_ns_max,
+            Some(_) => self.now_ns + send_ns_max.saturating_sub(now.since(*deadline)),
+        }
+    }
+
+    fn close(&mut self, gateway: usize) {
+        let latest_ns = self.now_ns + self.setup.timing.send_ns_max;
+        let until_ns = self.sends_until(gateway).min(latest_ns);
+        let gateway = &mut self.gateways[gateway];
+        gateway.fence.close();
+        gateway.leads = None;
+        gateway.sends_until_ns = until_ns;
+    }
+
+    // ---- the hot thread ----
+
+    fn hot_thread(&mut self, gateway: usize) {
+        self.publish(gateway);
+        self.after(self.setup.timing.renew_ns / 2, Event::HotThread(gateway));
+    }
+
+    /// Sends a packet, if the fence lets it pass.
+    pub(super) fn publish(&mut self, gateway: usize) {
+        let now = self.local(gateway);
+        let Gateway { fence, paused, core, .. } = &self.gateways[gateway];
+        if let Some(epoch) = fence.pass(now)
+            && !paused
+            && core.is_some()
+        {
+            self.put_on_wire(epoch);
+        }
+    }
+
+    /// Some lie about below the socket for long.
+    pub(super) fn put_on_wire(&mut self, epoch: Epoch) {
+        let stays = !self.is_calm && self.random.chance(self.setup.faults.late);
+        let mean_ns = if stays { 2 * self.setup.timing.lease_ns } else { 20_000 };
+        let delay_ns = self.random.exponential(mean_ns);
+        self.after(delay_ns, Event::Packet(epoch));
+    }
+
+    fn receive(&mut self, epoch: Epoch) {
+        if let Some(after) = self.listener.hear(self.now_ns, epoch) {
+            self.violate(Violation::OldRecordTaken { at_ns: self.now_ns, epoch, after });
+        }
+    }
+
+    // ---- between gateways ----
+
+    /// To a gateway, from within its machine or over a network that is not simulated further.
+    pub(super) fn send(&mut self, to: usize, input: Input<RegisterEvent>, delay_ns: u64) {
+        let incarnation = self.gateways[to].incarnation;
+        self.after(delay_ns, Event::ToGateway { to, incarnation, connection: None, input: Box::new(input) });
+    }
+
+    fn send_to_peer(&mut self, from: usize, to: NodeId, message: PeerMessage) {
+        let to = usize::from(to.0) - 1;
+        if self.is_cut(from, to) || !self.is_calm && self.random.chance(self.setup.faults.lost) {
+            return;
+        }
+        let delay_ns = self.delay_ns();
+        self.send(to, Input::Peer { from: node_of(from), message }, delay_ns);
+    }
+
+    /// Everybody tells everybody how it is.
+    pub(crate) fn tell_states(&mut self) {
+        for from in 0..self.gateways.len() {
+            let Some(state) = self.gateways[from].core.as_ref().map(|core| core.peer_state()) else { continue };
+            for to in (0..self.gateways.len()).filter(|to| *to != from) {
+                let message = PeerMessage::State(state.clone());
+                self.send(to, Input::Peer { from: node_of(from), message }, 10_000);
+            }
+        }
+    }
+
+    /// Of one message, either way: short, or now and then long.
+    pub(super) fn delay_ns(&mut self) -> u64 {
+        let Faults { late, delay_ns_max, long_delay_ns, .. } = self.setup.faults;
+        let delay_ns = 50_000 + self.random.exponential(200_000);
+        let is_late = !self.is_calm && self.random.chance(late);
+        if is_late { delay_ns + self.random.below(long_delay_ns) } else { delay_ns.min(delay_ns_max) }
+    }
+
+    // ---- starts ----
+
+    fn restart(&mut self, number: usize) {
+        let Setup { gateways, timing, safeguards, .. } = self.setup;
+        if self.gateways[number].closes {
+            self.kill(number, false);
+        }
+        let gateway = &mut self.gateways[number];
+        if gateway.core.is_some() {
+            return;
+        }
+        gateway.incarnation += 1;
+        gateway.connection += 1;
+        gateway.store_life = self.store.life;
+        gateway.watch_at_ns = 0;
+        gateway.unread.clear();
+        gateway.paused = false;
+        let core = Lease::new(LeaseConfig {
+            member: Member {
+                node: node_of(number),
+                name: name_of(number),
+                incarnation: Incarnation(gateway.incarnation),
+            },
+            timing,
+            candidates: (0..usize::from(gateways)).map(|number| (node_of(number), name_of(number))).collect(),
+            configuration: ConfigurationMark::default(),
+            on_suspended: OnSuspended::Hold,
+            preferred: None,
+            own_epoch: gateway.own_epoch,
+            moves: MovesConfig::default(),
+        });
+        gateway.core = Some(Box::new(core.with_safeguards(safeguards)));
+        self.tell(number, Some(Input::Standing(Standing::Stands)));
+    }
+
+    /// Goes on as it was: its hot thread with what it had checked, then with a new look at its fence; its election
+    /// thread with all that has come.
+    pub(super) fn resume(&mut self, number: usize) {
+        if !std::mem::take(&mut self.gateways[number].paused) {
+            return;
+        }
+        if let Some(epoch) = self.gateways[number].parked.take() {
+            self.put_on_wire(epoch);
+        }
+        self.publish(number);
+        while let Some(input) = self.gateways[number].unread.pop_front() {
+            self.step(number, input);
+        }
+        self.tell(number, None);
+    }
+
+    /// Nothing fails any more, and everything that had comes back.
+    pub(crate) fn calm_down(&mut self) {
+        self.is_calm = true;
+        self.cuts.clear();
+        self.store_up();
+        for gateway in 0..self.gateways.len() {
+            self.resume(gateway);
+            self.restart(gateway);
+        }
+    }
+
+    pub(super) fn violate(&mut self, violation: Violation) {
+        self.violation.get_or_insert(violation);
+    }
+}
+
+pub(super) fn node_of(gateway: usize) -> NodeId {
+    NodeId(u8::try_from(gateway + 1).expect("few gateways"))
+}
+
+fn name_of(gateway: usize) -> NodeName {
+    NodeName::new(&format!("n{}", gateway + 1)).expect("a plain name")
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).expect("a small number")
+}
+
+impl Ord for Scheduled {
+    /// The earliest is the greatest: that is the one which a heap gives first.
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.at_ns, other.number).cmp(&(self.at_ns, self.number))
+    }
+}
+
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+}
+
+impl Eq for Scheduled {}
