@@ -1,0 +1,721 @@
+//! The lease over a register searched state by state: two or three gateways, the product's own state machines, and a store,
+//! from a moment at which node 1 leads and has renewed.
+//!
+//! What may happen in any order: time goes on to the next moment at which anything changes, a timer that is due goes off
+//! or stays late (a pause), a request, an answer, the watch's word or a message between gateways arrives, late or never
+//! (so the fate of a swap is unknown, and it may take effect after it was given up), a gateway is told that the fate is
+//! unknown, a process restarts, its death told or not, the store is down, comes back from a backup, a gateway hands over
+//! or closes, a packet that passed the fence arrives late. Clocks run at different rates. Several requests are in flight
+//! at once. What may not happen: one may send while a send of another may be under way, an epoch goes back, a receiver
+//! takes content of an old epoch after a new one.
+//!
+//! The space is bounded by time, by the number of faults and by that of states. Each safeguard switched off must be found.
+
+use std::{
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+};
+
+use mdgw::election::{
+    core::{Core as _, Input, Output},
+    fitness::Standing,
+    identity::{Incarnation, Member, NodeId, NodeName},
+    lease::{Lease, LeaseConfig, MovesConfig, OnSuspended, Safeguards},
+    peer::{DeathNotice, PeerMessage},
+    record::ConfigurationMark,
+    register::{Link, Outcome, RegisterEvent, RegisterRequest, Version, Versioned},
+    timing::LeaseTiming,
+};
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_tests::captures::say;
+use stateright::{Checker as _, Model, Property};
+
+/// What is searched.
+#[derive(Clone, Debug)]
+struct Search {
+    gateways: usize,
+    timing: LeaseTiming,
+    safeguards: Safeguards,
+    version_check: bool,
+    receivers_fence: bool,
+    epochs_heard: bool,
+    /// Per gateway: how fast its clock runs, in a hundredth of true time.
+    rates: [u64; 3],
+    budget: Budget,
+    /// Who may restart.
+    restartable: &'static [usize],
+    /// The store answers nobody.
+    outage: bool,
+    /// What a backup of the store holds.
+    backup: Backup,
+    /// Node 1 sent a *prepare* that has not arrived, and gave it up; the next was answered, and its fence is closed.
+    stray_prepare: bool,
+    /// Nothing happens after it, in true time.
+    horizon: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Backup {
+    Nothing,
+    /// What the store held when the search began.
+    Last,
+}
+
+/// How often each may happen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Budget {
+    /// Messages that lie about while time goes on; the others arrive before it does, or never.
+    late: u8,
+    unknown: u8,
+    restarts: u8,
+    restores: u8,
+    hand_overs: u8,
+    closes: u8,
+    packets: u8,
+}
+
+const L: u64 = 100;
+
+/// Unit-free: a lease of 100, of which clocks of rate 99 and 101 take 2, a send 4.
+const FULL: Search = Search {
+    gateways: 2,
+    timing: LeaseTiming { lease_ns: L, renew_ns: 30, margin_ns: 8, send_ns_max: 4, rate_error_ppm: 10_000 },
+    safeguards: Safeguards::ALL,
+    version_check: true,
+    receivers_fence: true,
+    epochs_heard: true,
+    rates: [99, 101, 101],
+    budget: Budget { late: 0, unknown: 0, restarts: 0, restores: 0, hand_overs: 0, closes: 0, packets: 0 },
+    restartable: &[0, 1, 2],
+    outage: false,
+    backup: Backup::Last,
+    stray_prepare: false,
+    horizon: WARM + 2 * L,
+};
+
+/// By then node 1 leads.
+const WARM: u64 = 250;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct State {
+    now: u64,
+    nodes: Vec<Node>,
+    stored: Option<Versioned>,
+    backup: Option<Versioned>,
+    /// One more with each restored backup.
+    life: u8,
+    network: Vec<Flying>,
+    left: Budget,
+    /// Epochs of packets that have passed a fence and are under way.
+    packets: Vec<Epoch>,
+    received: Epoch,
+    opened: Epoch,
+    wrong: Option<Wrong>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Wrong {
+    TwoLead,
+    EpochWentBack,
+    OldPacketTaken,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Node {
+    core: Lease,
+    incarnation: u64,
+    fence: Option<(Epoch, MonoNs)>,
+    /// Until when a send of the opening that ended may be under way.
+    sends_end: MonoNs,
+    drains: bool,
+    /// Which life of the store its connection leads to.
+    life: u8,
+}
+
+/// A message under way.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Flying {
+    what: Load,
+    /// It lies about, and time goes on.
+    is_late: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Load {
+    ToStore { from: usize, incarnation: u64, life: u8, request: RegisterRequest },
+    FromStore { to: usize, incarnation: u64, life: u8, event: RegisterEvent },
+    Peer { to: usize, incarnation: u64, input: Input<RegisterEvent> },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Action {
+    Advance(Option<usize>),
+    Time(usize),
+    Arrive(usize),
+    Unknown(usize),
+    Restart(usize),
+    Restore,
+    Doubtful(usize),
+    HandOver,
+    Close(usize),
+    Drained(usize),
+    Send(usize),
+    Receive(usize),
+}
+
+impl Search {
+    fn clock(&self, node: usize, now: u64) -> MonoNs {
+        // Nobody's clock agrees with another's.
+        MonoNs(1_000 * (node as u64 + 1) + now * self.rates[node] / 100)
+    }
+
+    fn start(&self, node: usize, incarnation: u64, own_epoch: Epoch) -> Lease {
+        let name = |node: usize| NodeName::new(&format!("n{}", node + 1)).expect("a plain name");
+        let config = LeaseConfig {
+            member: Member { node: id_of(node), name: name(node), incarnation: Incarnation(incarnation) },
+            timing: self.timing,
+            candidates: (0..self.gateways).map(|node| (id_of(node), name(node))).collect(),
+            configuration: ConfigurationMark::default(),
+            on_suspended: OnSuspended::Hold,
+            preferred: None,
+            own_epoch,
+            moves: MovesConfig::default(),
+        };
+        Lease::new(config).with_safeguards(self.safeguards)
+    }
+
+    fn step(&self, state: &mut State, node: usize, input: Input<RegisterEvent>) {
+        let at = self.clock(node, state.now);
+        for output in state.nodes[node].core.step(at, input) {
+            self.carry_out(state, node, output);
+        }
+        self.check(state);
+    }
+
+    fn carry_out(&self, state: &mut State, node: usize, output: Output<RegisterRequest>) {
+        let at = self.clock(node, state.now);
+        match output {
+            Output::Open { epoch, deadline } => {
+                if epoch <= state.opened {
+                    state.wrong.get_or_insert(Wrong::EpochWentBack);
+                }
+                state.opened = state.opened.max(epoch);
+                state.nodes[node].fence = Some((epoch, deadline));
+                for other in (0..self.gateways).filter(|other| self.epochs_heard && *other != node) {
+                    self.step(state, other, Input::Heard(epoch));
+                }
+            }
+            Output::Renew { deadline } => {
+                if let Some(fence) = &mut state.nodes[node].fence {
+                    fence.1 = deadline;
+                }
+            }
+            Output::Close { .. } => {
+                if let Some((_, deadline)) = state.nodes[node].fence.take() {
+                    state.nodes[node].sends_end = deadline.min(at).plus(self.timing.send_ns_max);
+                }
+            }
+            Output::Drain => state.nodes[node].drains = true,
+            Output::Request(RegisterRequest::Reconnect) => {
+                // What comes over the connection that was given up is heard no more; what went to the store may be done.
+                state.network.retain(|flying| !matches!(flying.what, Load::FromStore { to, .. } if to == node));
+                state.nodes[node].life = state.life;
+                self.watch_tells(state, node);
+            }
+            Output::Request(request) => {
+                let Node { incarnation, life, .. } = state.nodes[node];
+                if !self.outage {
+                    state.fly(Load::ToStore { from: node, incarnation, life, request });
+                }
+            }
+            Output::Peer { to, message } => {
+                let to = usize::from(to.0) - 1;
+                let input = Input::Peer { from: id_of(node), message };
+                state.fly(Load::Peer { to, incarnation: state.nodes[to].incarnation, input });
+            }
+            Output::Connection(_) | Output::Notice(_) => {}
+        }
+    }
+
+    fn at_store(&self, state: &mut State, from: usize, incarnation: u64, life: u8, request: RegisterRequest) {
+        // A request to a store that was restored since ends with its connection.
+        if life != state.life {
+            return;
+        }
+        let (ticket, outcome) = match request {
+            RegisterRequest::Read(ticket) => (ticket, Outcome::Read(state.stored.clone())),
+            RegisterRequest::CompareAndSwap { ticket, expected, record } => {
+                let version = state.stored.as_ref().map_or(Version::NONE, |stored| stored.version);
+                if expected == version || !self.version_check {
+                    let version = Version(version.0 + 1);
+                    state.stored = Some(Versioned { version, record: *record });
+                    for other in (0..self.gateways).filter(|other| *other != from) {
+                        self.watch_tells(state, other);
+                    }
+                    (ticket, Outcome::Swapped(version))
+                } else {
+                    (ticket, Outcome::Refused)
+                }
+            }
+            RegisterRequest::Reconnect => return,
+        };
+        // To a process that ended meanwhile nothing is told.
+        if state.nodes[from].incarnation == incarnation {
+            let event = RegisterEvent::Answer { ticket, outcome };
+            state.fly(Load::FromStore { to: from, incarnation, life, event });
+        }
+    }
+
+    /// The watch may skip versions: what it had not told yet, it tells no more.
+    fn watch_tells(&self, state: &mut State, to: usize) {
+        let is_older = |flying: &Flying| matches!(&flying.what, Load::FromStore { to: other, event: RegisterEvent::Changed(_), .. } if *other == to);
+        state.network.retain(|flying| !is_older(flying));
+        let Node { incarnation, life, .. } = state.nodes[to];
+        if life == state.life && !self.outage {
+            let event = RegisterEvent::Changed(state.stored.clone());
+            state.fly(Load::FromStore { to, incarnation, life, event });
+        }
+    }
+
+    fn arrive(&self, state: &mut State, load: Load) {
+        match load {
+            Load::ToStore { from, incarnation, life, request } => {
+                self.at_store(state, from, incarnation, life, request);
+            }
+            Load::FromStore { to, incarnation, life, event } => {
+                if state.nodes[to].incarnation == incarnation && state.nodes[to].life == life {
+                    self.step(state, to, Input::Backend(event));
+                }
+            }
+            Load::Peer { to, incarnation, input } => {
+                if state.nodes[to].incarnation == incarnation {
+                    self.step(state, to, input);
+                }
+            }
+        }
+    }
+
+    fn may_send(&self, state: &State, node: usize) -> Option<Epoch> {
+        let (epoch, deadline) = state.nodes[node].fence?;
+        (self.clock(node, state.now) < deadline).then_some(epoch)
+    }
+
+    /// Until when a send that has passed the fence may be under way.
+    fn sends_end(&self, node: &Node) -> MonoNs {
+        let open = node.fence.map_or(MonoNs(0), |(_, deadline)| deadline.plus(self.timing.send_ns_max));
+        open.max(node.sends_end)
+    }
+
+    fn check(&self, state: &mut State) {
+        let sends = |node: usize| self.clock(node, state.now) < self.sends_end(&state.nodes[node]);
+        let leaders = (0..self.gateways).filter(|node| self.may_send(state, *node).is_some());
+        let two = leaders.into_iter().any(|leader| (0..self.gateways).any(|other| other != leader && sends(other)));
+        if two {
+            state.wrong.get_or_insert(Wrong::TwoLead);
+        }
+    }
+
+    /// The next moment at which anything can change.
+    fn next_moment(&self, state: &State) -> Option<u64> {
+        let moments = state.nodes.iter().enumerate().flat_map(|(index, node)| {
+            let fence = node.fence.map(|(_, deadline)| deadline);
+            let true_time =
+                move |at: MonoNs| (at.0.saturating_sub(1_000 * (index as u64 + 1)) * 100).div_ceil(self.rates[index]);
+            let times = [node.core.next_deadline(), fence, Some(self.sends_end(node))];
+            times.into_iter().flatten().map(true_time)
+        });
+        moments.filter(|at| *at > state.now && *at <= self.horizon).min()
+    }
+
+    fn is_due(&self, state: &State, node: usize) -> bool {
+        state.nodes[node].core.next_deadline().is_some_and(|at| at <= self.clock(node, state.now))
+    }
+
+    /// Everything arrives at once and every timer goes off in time, until node 1 leads and has renewed.
+    fn warm(&self) -> State {
+        let node = |node: usize| Node {
+            core: self.start(node, 1, Epoch::default()),
+            incarnation: 1,
+            fence: None,
+            sends_end: MonoNs(0),
+            drains: false,
+            life: 0,
+        };
+        let mut state = State {
+            now: 0,
+            nodes: (0..self.gateways).map(node).collect(),
+            stored: None,
+            backup: None,
+            life: 0,
+            network: Vec::new(),
+            left: self.budget,
+            packets: Vec::new(),
+            received: Epoch::default(),
+            opened: Epoch::default(),
+            wrong: None,
+        };
+        let calm = Self { outage: false, ..self.clone() };
+        let mut stray = Vec::new();
+        calm.step(&mut state, 0, Input::Standing(Standing::Stands));
+        for now in 0..=WARM {
+            state.now = now;
+            if now == WARM - 2 * self.timing.renew_ns - 2 && self.stray_prepare {
+                calm.hand_over(&mut state);
+            }
+            for node in 0..self.gateways {
+                calm.step(&mut state, node, Input::Time);
+            }
+            while !state.network.is_empty() {
+                let flying = state.network.remove(0);
+                if matches!(flying.what, Load::Peer { .. }) {
+                    stray.push(Flying { is_late: true, ..flying });
+                } else {
+                    calm.arrive(&mut state, flying.what);
+                    (0..self.gateways).for_each(|node| calm.step(&mut state, node, Input::Time));
+                }
+            }
+        }
+        (1..self.gateways).for_each(|node| self.step(&mut state, node, Input::Standing(Standing::Stands)));
+        assert!(self.may_send(&state, 0).is_some(), "node 1 leads by now");
+        if self.stray_prepare {
+            self.hand_over(&mut state);
+            while !state.nodes[0].drains {
+                let flying = state.network.remove(0);
+                self.arrive(&mut state, flying.what);
+            }
+            self.drained(&mut state, 0);
+        }
+        if self.backup == Backup::Last {
+            state.backup.clone_from(&state.stored);
+        }
+        state.network.append(&mut stray);
+        state
+    }
+
+    /// From node 1 to node 2, of which it has just heard.
+    fn hand_over(&self, state: &mut State) {
+        let mut of_peer = state.nodes[1].core.peer_state();
+        of_peer.standing = Standing::Stands;
+        self.step(state, 0, Input::Peer { from: id_of(1), message: PeerMessage::State(of_peer) });
+        self.step(state, 0, Input::HandOver(Some(id_of(1))));
+    }
+
+    /// No send is under way any more, and the election thread knows it.
+    fn drained(&self, state: &mut State, node: usize) {
+        state.nodes[node].drains = false;
+        state.nodes[node].sends_end = MonoNs(0);
+        self.step(state, node, Input::Drained { positions: BTreeMap::new() });
+    }
+
+    fn restart(&self, state: &mut State, node: usize) {
+        let led = state.nodes[node].fence.map(|(epoch, _)| epoch);
+        let incarnation = state.nodes[node].incarnation;
+        if let Some(epoch) = led {
+            let notice = DeathNotice { holder: id_of(node), incarnation: Incarnation(incarnation), epoch };
+            for to in (0..self.gateways).filter(|to| *to != node) {
+                let incarnation = state.nodes[to].incarnation;
+                state.fly(Load::Peer { to, incarnation, input: Input::Died(notice) });
+            }
+        }
+        // What it was to be told is lost; what it asked for may be done.
+        state.network.retain(|flying| match flying.what {
+            Load::ToStore { .. } => true,
+            Load::FromStore { to, .. } | Load::Peer { to, .. } => to != node,
+        });
+        let own_epoch = if self.epochs_heard { state.opened } else { Epoch::default() };
+        state.nodes[node] = Node {
+            core: self.start(node, incarnation + 1, own_epoch),
+            incarnation: incarnation + 1,
+            fence: None,
+            sends_end: MonoNs(0),
+            drains: false,
+            life: state.life,
+        };
+        self.step(state, node, Input::Standing(Standing::Stands));
+    }
+}
+
+impl State {
+    fn fly(&mut self, what: Load) {
+        self.network.push(Flying { what, is_late: false });
+    }
+}
+
+fn fingerprint(flying: &Flying) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    flying.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn id_of(node: usize) -> NodeId {
+    NodeId(u8::try_from(node + 1).expect("few gateways"))
+}
+
+impl Model for Search {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![self.warm()]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        if state.wrong.is_some() {
+            return;
+        }
+        let left = &state.left;
+        let in_flight = || state.network.iter().enumerate();
+        actions.extend((0..state.network.len()).map(Action::Arrive));
+        actions.extend((0..self.gateways).filter(|node| self.is_due(state, *node)).map(Action::Time));
+        actions.extend((0..self.gateways).filter(|node| state.nodes[*node].drains).map(Action::Drained));
+        actions.extend((0..self.gateways).filter(|node| state.nodes[*node].life < state.life).map(Action::Doubtful));
+        actions.extend((0..state.packets.len()).map(Action::Receive));
+        if left.unknown > 0 {
+            let is_swap = |flying: &Flying| {
+                matches!(flying.what, Load::ToStore { request: RegisterRequest::CompareAndSwap { .. }, .. })
+            };
+            actions.extend(in_flight().filter(|(_, flying)| is_swap(flying)).map(|(index, _)| Action::Unknown(index)));
+        }
+        if left.packets > 0 {
+            actions.extend((0..self.gateways).filter(|node| self.may_send(state, *node).is_some()).map(Action::Send));
+        }
+        if left.restarts > 0 {
+            actions.extend(self.restartable.iter().filter(|node| **node < self.gateways).copied().map(Action::Restart));
+        }
+        if left.restores > 0 {
+            actions.push(Action::Restore);
+        }
+        if left.hand_overs > 0 && self.may_send(state, 0).is_some() {
+            actions.push(Action::HandOver);
+        }
+        if left.closes > 0 {
+            actions.push(Action::Close(0));
+        }
+        if self.next_moment(state).is_some() {
+            actions.push(Action::Advance(None));
+            if left.late > 0 {
+                let in_time = in_flight().filter(|(_, flying)| !flying.is_late);
+                actions.extend(in_time.map(|(index, _)| Action::Advance(Some(index))));
+            }
+        }
+    }
+
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+        let mut state = last.clone();
+        match action {
+            Action::Advance(kept) => {
+                if let Some(index) = kept {
+                    state.left.late -= 1;
+                    state.network[index].is_late = true;
+                }
+                state.network.retain(|flying| flying.is_late);
+                state.now = self.next_moment(last)?;
+                self.check(&mut state);
+            }
+            Action::Time(node) => self.step(&mut state, node, Input::Time),
+            Action::Arrive(index) => {
+                let flying = state.network.remove(index);
+                self.arrive(&mut state, flying.what);
+            }
+            Action::Unknown(index) => {
+                state.left.unknown -= 1;
+                let Load::ToStore { from, incarnation, request, .. } = &state.network[index].what else { return None };
+                let RegisterRequest::CompareAndSwap { ticket, .. } = request else { return None };
+                let (from, incarnation, ticket) = (*from, *incarnation, *ticket);
+                // It is still under way, and may take effect.
+                state.network[index].is_late = true;
+                if state.nodes[from].incarnation == incarnation {
+                    let outcome = Outcome::Unknown(String::new());
+                    self.step(&mut state, from, Input::Backend(RegisterEvent::Answer { ticket, outcome }));
+                }
+            }
+            Action::Restart(node) => {
+                state.left.restarts -= 1;
+                self.restart(&mut state, node);
+            }
+            Action::Restore => {
+                state.left.restores -= 1;
+                state.life += 1;
+                state.stored.clone_from(&state.backup);
+            }
+            Action::Doubtful(node) => {
+                state.nodes[node].life = state.life;
+                self.step(&mut state, node, Input::Backend(RegisterEvent::Link(Link::Doubtful)));
+                self.watch_tells(&mut state, node);
+            }
+            Action::HandOver => {
+                state.left.hand_overs -= 1;
+                self.hand_over(&mut state);
+            }
+            Action::Close(node) => {
+                state.left.closes -= 1;
+                self.step(&mut state, node, Input::Close);
+            }
+            Action::Drained(node) => {
+                self.drained(&mut state, node);
+            }
+            Action::Send(node) => {
+                let epoch = self.may_send(&state, node)?;
+                state.left.packets -= 1;
+                state.packets.push(epoch);
+                state.packets.sort_unstable();
+            }
+            Action::Receive(index) => {
+                let epoch = state.packets.remove(index);
+                if epoch < state.received {
+                    if !self.receivers_fence {
+                        state.wrong.get_or_insert(Wrong::OldPacketTaken);
+                    }
+                } else {
+                    state.received = epoch;
+                }
+            }
+        }
+        // Order in the network means nothing.
+        state.network.sort_by_cached_key(fingerprint);
+        (state != *last).then_some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("safe", |_, state: &State| state.wrong.is_none()),
+            Property::sometimes("another leads", |_, state: &State| NodeId::of(state.opened) != NodeId(1)),
+        ]
+    }
+}
+
+/// Searches breadth first through so many states; what went wrong, and after how many steps.
+fn search(search: Search, states: usize) -> (Option<(Wrong, usize)>, usize, bool) {
+    let checker = search.checker().threads(1).target_state_count(states).spawn_bfs().join();
+    let found = checker.discovery("safe").map(|path| {
+        let steps = path.clone().into_actions().len();
+        (path.into_states().last().and_then(|state| state.wrong).expect("something went wrong"), steps)
+    });
+    (found, checker.unique_state_count(), checker.discovery("another leads").is_some())
+}
+
+#[track_caller]
+fn holds(what: &str, model: Search) {
+    let (found, count, moved) = search(model, states());
+    say(&format!("{what}: {count} states"));
+    assert_eq!(found, None, "after {count} states");
+    assert!(moved, "too few states for anybody else to lead: {count}");
+}
+
+#[track_caller]
+fn fails(what: &str, model: Search, expected: &[Wrong]) {
+    let (found, count, _) = search(model, states().max(CONTROL_STATES));
+    let (wrong, steps) = found.unwrap_or_else(|| panic!("not found in {count} states"));
+    say(&format!("without {what}: {wrong:?} after {steps} steps, {count} states"));
+    assert!(expected.contains(&wrong), "{wrong:?} after {steps} steps, {count} states");
+}
+
+/// More for a long night: `STATES=10000000`.
+fn states() -> usize {
+    std::env::var("STATES").ok().map_or(100_000, |text| text.parse().expect("a number"))
+}
+
+#[test]
+fn one_leads_at_a_time_whatever_comes_late() {
+    holds("late messages", Search { budget: Budget { late: 2, unknown: 1, ..NONE }, ..FULL });
+}
+
+#[test]
+fn one_leads_at_a_time_over_restarts() {
+    holds("restarts", Search { budget: Budget { restarts: 2, ..NONE }, ..FULL });
+}
+
+#[test]
+fn one_leads_at_a_time_over_a_restored_store() {
+    holds("restored store", Search { budget: Budget { restores: 1, late: 1, ..NONE }, ..FULL });
+}
+
+#[test]
+fn one_leads_at_a_time_over_a_store_made_anew_and_restarts() {
+    let budget = Budget { restores: 1, restarts: 1, ..NONE };
+    holds("store made anew", Search { budget, backup: Backup::Nothing, ..FULL });
+}
+
+#[test]
+fn one_leads_at_a_time_over_a_hand_over_with_a_stray_prepare() {
+    let budget = Budget { late: 1, ..NONE };
+    holds("stray prepare", Search { budget, stray_prepare: true, ..FULL });
+}
+
+#[test]
+fn one_leads_at_a_time_over_hand_overs_and_closing() {
+    holds("hand-over, closing", Search { budget: Budget { hand_overs: 1, closes: 1, late: 1, ..NONE }, ..FULL });
+}
+
+#[test]
+fn one_of_three_leads_at_a_time() {
+    holds("three gateways", Search { gateways: 3, budget: Budget { late: 1, ..NONE }, ..FULL });
+}
+
+#[test]
+fn half_of_the_margin_is_found() {
+    let timing = LeaseTiming { margin_ns: FULL.timing.margin_ns / 2, ..FULL.timing };
+    fails("half of the margin", Search { timing, ..FULL }, &[Wrong::TwoLead]);
+}
+
+#[test]
+fn receivers_without_epoch_rule_are_found() {
+    let budget = Budget { packets: 2, ..NONE };
+    fails("receivers' epoch rule", Search { receivers_fence: false, budget, ..FULL }, &[Wrong::OldPacketTaken]);
+}
+
+#[test]
+fn epochs_that_nobody_heard_are_found() {
+    let budget = Budget { restores: 1, restarts: 1, ..NONE };
+    let model = Search { epochs_heard: false, budget, backup: Backup::Nothing, restartable: &[0], ..FULL };
+    fails("epochs heard", model, &[Wrong::EpochWentBack]);
+}
+
+#[test]
+fn a_store_that_compares_no_versions_is_found() {
+    let budget = Budget { late: 1, ..NONE };
+    let model = Search { version_check: false, budget, ..FULL };
+    fails("version check", model, &[Wrong::TwoLead, Wrong::EpochWentBack]);
+}
+
+#[test]
+fn an_unknown_outcome_that_counts_is_found() {
+    let safeguards = Safeguards { unknown_moves_nothing: false, ..Safeguards::ALL };
+    let budget = Budget { unknown: 1, ..NONE };
+    let model = Search { safeguards, budget, ..FULL };
+    fails("reading after an unknown outcome", model, &[Wrong::TwoLead, Wrong::EpochWentBack]);
+}
+
+#[test]
+fn one_candidate_not_asked_is_found() {
+    let safeguards = Safeguards { each_candidate_asked: false, ..Safeguards::ALL };
+    fails("one candidate's promise", Search { safeguards, gateways: 3, ..FULL }, &[Wrong::TwoLead]);
+}
+
+#[test]
+fn a_start_without_sitting_out_is_found() {
+    let safeguards = Safeguards { sits_out: false, ..Safeguards::ALL };
+    let budget = Budget { restarts: 1, ..NONE };
+    let model = Search { safeguards, budget, restartable: &[1], ..FULL };
+    fails("sitting out", model, &[Wrong::TwoLead, Wrong::EpochWentBack]);
+}
+
+#[test]
+fn a_break_that_forgets_nothing_is_found() {
+    let safeguards = Safeguards { break_forgets: false, ..Safeguards::ALL };
+    let budget = Budget { restores: 1, ..NONE };
+    let model = Search { safeguards, budget, ..FULL };
+    fails("forgetting at a break", model, &[Wrong::TwoLead, Wrong::EpochWentBack]);
+}
+
+#[test]
+fn a_hand_over_that_answers_no_question_is_found() {
+    let safeguards = Safeguards { prepare_nonce: false, ..Safeguards::ALL };
+    let budget = Budget { late: 1, ..NONE };
+    let model = Search { safeguards, budget, stray_prepare: true, ..FULL };
+    fails("the nonce of prepare", model, &[Wrong::TwoLead, Wrong::EpochWentBack]);
+}
+
+/// What is to be found is found earlier, and then the search ends.
+const CONTROL_STATES: usize = 1_500_000;
+const NONE: Budget = FULL.budget;
