@@ -59,6 +59,15 @@ use zerocopy::{FromZeros as _, IntoBytes as _};
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
+fn the_check_of_the_fence_allocates_nothing() {
+    assert!(allocations_in(|| drop(black_box(Box::new(1_u64)))) > 0, "the allocator counts");
+    let fence = Fence::closed();
+    fence.open(Epoch::new(1, 1), MonoNs(u64::MAX));
+    let checks = || (0..1_000).all(|_| black_box(&fence).pass(mono_now()) == Some(Epoch::new(1, 1)));
+    assert_eq!(allocations_in(|| assert!(checks())), 0);
+}
+
+#[test]
 fn the_pipeline_on_epoll_allocates_nothing() {
     whole_line(EpollSet::new().unwrap(), || {}).allocates_nothing();
 }

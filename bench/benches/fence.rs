@@ -1,0 +1,60 @@
+//! What does the look at the fence add to a send that reads the clock in any case? The clock alone, and the clock with the
+//! check of the fence, alternating in every round; the check on a given time; medians of all rounds.
+//!
+//! `cargo bench -p mdgw-bench --bench fence`
+#![allow(clippy::print_stdout, reason = "its output is its purpose")]
+
+use std::{hint::black_box, time::Instant};
+
+use mdgw::{fence::Fence, sys::clock::mono_now};
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
+
+const ROUNDS: usize = 401;
+/// Short, so that most rounds end before the scheduler has another thread run.
+const CHECKS: u32 = 20_000;
+
+fn main() {
+    let fence = Fence::closed();
+    fence.open(Epoch::new(1, 1), MonoNs(u64::MAX));
+    let fence = black_box(&fence);
+    let clock = || ns_each(|| mono_now().0);
+    let fenced = || ns_each(|| fence.pass(mono_now()).map_or(0, |epoch| epoch.0));
+    let check = || ns_each(|| fence.pass(black_box(MonoNs(1))).map_or(0, |epoch| epoch.0));
+    // Everything touched once.
+    let _ = (clock(), fenced(), check());
+
+    let [mut alone, mut with, mut added, mut check_only] = [const { Vec::new() }; 4];
+    for round in 0..ROUNDS {
+        // Whoever comes second profits by what the first has warmed: they take turns.
+        let (clock_ns, fenced_ns) = if round % 2 == 0 {
+            let clock_ns = clock();
+            (clock_ns, fenced())
+        } else {
+            let fenced_ns = fenced();
+            (clock(), fenced_ns)
+        };
+        alone.push(clock_ns);
+        with.push(fenced_ns);
+        added.push(fenced_ns - clock_ns);
+        check_only.push(check());
+    }
+    println!("ns, median (first quartile, third quartile) of {ROUNDS} interleaved rounds of {CHECKS}");
+    println!("clock read             {}", spread(&mut alone));
+    println!("clock read and fence   {}", spread(&mut with));
+    println!("added by the fence     {}", spread(&mut added));
+    println!("fence at a given time  {}", spread(&mut check_only));
+}
+
+fn ns_each(mut work: impl FnMut() -> u64) -> f64 {
+    let begun = Instant::now();
+    for _ in 0..CHECKS {
+        black_box(work());
+    }
+    begun.elapsed().as_secs_f64() * 1e9 / f64::from(CHECKS)
+}
+
+fn spread(values: &mut [f64]) -> String {
+    values.sort_by(f64::total_cmp);
+    let at = |quarter: usize| values[(values.len() - 1) * quarter / 4];
+    format!("{:.2} ({:.2}, {:.2})", at(2), at(1), at(3))
+}
