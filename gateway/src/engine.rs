@@ -18,6 +18,7 @@
 
 pub mod dispatch;
 pub mod pool;
+pub mod progress;
 pub mod roles;
 
 mod alarm;

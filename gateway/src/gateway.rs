@@ -7,6 +7,7 @@ mod alarms;
 mod cold;
 mod election;
 mod group;
+mod kernel_guard;
 mod log_keeping;
 mod pool;
 mod report;
@@ -26,9 +27,10 @@ use thiserror::Error;
 use self::{
     alarms::Alarms,
     cold::ColdThreads,
-    election::{PeerNews, PeerWay},
+    election::{Around, PeerNews, PeerWay},
+    kernel_guard::KernelGuard,
     pool::RunningPool,
-    vigil::Vigil,
+    vigil::{HeldPage, Vigil},
     wiring::Wiring,
 };
 pub use self::{
@@ -66,6 +68,7 @@ use crate::{
     retransmit::ServiceError,
     standby::{Board, InputHistory, Standby, StandbyError},
     state_file::StateError,
+    sys::kernel_fence::KernelFenceError,
 };
 
 /// A running gateway. Dropping it without [`Self::stop`] leaves its threads running.
@@ -83,7 +86,10 @@ pub struct Gateway {
     link: Option<PairLink>,
     peer_way: PeerWay,
     peer_news: Option<PeerNews>,
+    /// Until the sentinel has it.
+    page: Option<HeldPage>,
     vigil: Option<Vigil>,
+    kernel: Option<KernelGuard>,
     registry: Arc<Registry>,
     latency: LatencyThread,
     cold: ColdThreads,
@@ -173,6 +179,9 @@ pub enum GatewayError {
     /// Listening to the other gateway.
     #[error(transparent)]
     Standby(#[from] StandbyError),
+    /// The fence in the kernel.
+    #[error(transparent)]
+    KernelFence(#[from] KernelFenceError),
     /// Anything else that the system refused.
     #[error("cannot {act}: {source}")]
     Io {
@@ -202,11 +211,15 @@ impl Gateway {
             Some(_) => Overrides { leadership: Leadership::Elected, ..overrides },
             None => overrides,
         };
+        // Sockets belong to the cgroup that they were opened in.
+        let kernel = KernelGuard::start(config)?;
+        let page = HeldPage::of(config)?;
         let mut wiring = Wiring::new(config, overrides, &registry)?;
         let epoch = wiring.epoch();
         let mut pools = Vec::new();
         for (number, pool) in config.pools.iter().enumerate() {
-            let started = wiring.start_pool(number, pool);
+            let words = page.as_ref().map_or_else(Vec::new, |page| page.pool_words(config, number));
+            let started = wiring.start_pool(number, pool, &words);
             match started {
                 Ok(Some(pool)) => pools.push(pool),
                 // A pool without channels has nothing to do.
@@ -230,7 +243,8 @@ impl Gateway {
         let peer_way = PeerWay::default();
         let elections = match &config.election {
             Some(election) => {
-                election::start(config, election, epoch, &groups, notes, &peer_way).inspect_err(|_| {
+                let around = Around { audit: notes, peer_way: &peer_way, kernel: kernel.as_ref(), page: page.as_ref() };
+                election::start(config, election, epoch, &groups, &around).inspect_err(|_| {
                     for PoolOfChannels { pool, .. } in &pools {
                         pool.shutdown();
                     }
@@ -253,7 +267,9 @@ impl Gateway {
             link: None,
             peer_way,
             peer_news: None,
+            page,
             vigil: None,
+            kernel,
             registry,
             latency,
             cold,
@@ -367,7 +383,10 @@ impl Gateway {
         self.link(ends).map_err(|error| failed(error.to_string()))?;
         let incarnation = Incarnation(self.epoch.count());
         let member = Member { node: NodeId(self.node), name: election.name.clone(), incarnation };
-        self.vigil = Vigil::start(link, member, election, &self.elections)?;
+        if let Some(page) = self.page.take() {
+            let kernel = self.kernel.as_ref().map(KernelGuard::fence);
+            self.vigil = Some(Vigil::start(page, link, member, election, &self.elections, kernel)?);
+        }
         Ok(())
     }
 

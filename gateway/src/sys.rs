@@ -1,6 +1,7 @@
 //! System calls that the rest of the crate wants with a safe face: clocks, cores, scheduling, futexes, socket options.
 
 pub mod affinity;
+pub mod cgroup;
 pub mod clock;
 pub mod file_lock;
 pub mod futex;

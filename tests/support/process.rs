@@ -79,6 +79,10 @@ pub enum Signal {
     HangUp,
     /// Die at once, without a chance to tidy up.
     Kill,
+    /// Stop, until [`Self::Continue`].
+    Stop,
+    /// Go on.
+    Continue,
 }
 
 /// Starts `mdgw` with these arguments.
@@ -154,6 +158,12 @@ impl Mdgw {
         self.stderr.text()
     }
 
+    /// Number of its process.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends a signal.
     ///
     /// # Panics
@@ -164,6 +174,8 @@ impl Mdgw {
             Signal::Terminate => "TERM",
             Signal::HangUp => "HUP",
             Signal::Kill => "KILL",
+            Signal::Stop => "STOP",
+            Signal::Continue => "CONT",
         };
         let kill = format!("kill -{name} {}", self.child.id());
         let sent = Command::new("sh").args(["-c", &kill]).status().expect("a shell runs");

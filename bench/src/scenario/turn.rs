@@ -168,7 +168,8 @@ impl Arrangement {
         let threads: Arc<Mutex<Vec<i32>>> = Arc::default();
         let histograms: Arc<Mutex<Histogram<u64>>> =
             Arc::new(Mutex::new(Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3)?));
-        let thread = |index: usize| ThreadConfig { core: options.cores.get(index).copied(), fifo_priority: None };
+        let thread =
+            |index: usize| ThreadConfig { core: options.cores.get(index).copied(), fifo_priority: None, word: None };
         let config = DispatchConfig {
             threads: (0..self.threads).map(thread).collect(),
             wait: self.wait,

@@ -22,6 +22,7 @@ use crate::{
         settle::settle,
         watch::{self, Watch},
     },
+    sys::cgroup::enter_beside,
 };
 
 #[derive(Debug, clap::Args)]
@@ -51,6 +52,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
     match &args.from.socket {
         None => {
+            // The service manager has seen to it for its own.
+            if let Err(error) = enter_beside() {
+                tracing::info!(%error, "sentinel: no cgroup of its own: what kills the gateway's kills it too");
+            }
             let stream = std::io::stdin().as_fd().try_clone_to_owned().context("take the gateway's stream")?;
             watch(UnixStream::from(stream))
         }

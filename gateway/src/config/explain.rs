@@ -189,9 +189,21 @@ fn explain_election(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     let preferred = election.preferred.map_or_else(String::new, |node| format!("; preferred: node {node}"));
     writeln!(out, "  with       {}{preferred}", if peers.is_empty() { "nobody".to_owned() } else { peers.join(", ") })?;
     match &election.link {
-        Some(link) => writeln!(out, "  link       {} to {}; sentinel: {}", link.listen, link.peer, link.sentinel)?,
+        Some(link) => {
+            write!(out, "  link       {} to {}; sentinel: {}", link.listen, link.peer, link.sentinel)?;
+            match link.hang_limit_ns {
+                Some(limit_ns) => writeln!(out, ", kills a leader that hangs for {}", Nanoseconds(limit_ns))?,
+                None => writeln!(out)?,
+            }
+        }
         None => writeln!(out, "  link       none: no hand-over, no promises")?,
     }
+    let kernel = if election.kernel_fence {
+        "refuses what is sent past the deadline, also by a process that was stopped (kernel_fence)"
+    } else {
+        "no fence: what a stopped process sends late is left to receivers, which drop lower epochs"
+    };
+    writeln!(out, "  kernel     {kernel}")?;
     let place = election.core.map_or_else(|| "any core".to_owned(), |core| format!("core {core}"));
     write!(out, "  thread     on {place}")?;
     match election.priority {

@@ -234,6 +234,8 @@ pub struct Election {
     pub priority: Written<i64>,
     /// How long listeners are waited for.
     pub listeners_ms_max: Written<i64>,
+    /// Whether the kernel refuses what is sent past the deadline.
+    pub kernel_fence: Written<bool>,
     /// `[election.file]`
     pub file: Option<Spanned<FileStore>>,
     /// `[election.etcd]`
@@ -272,6 +274,8 @@ pub struct Link {
     /// Who tells the other gateway of this one's death: `started`, `none`, or the socket of one that the service manager
     /// has started.
     pub sentinel: Written<String>,
+    /// After how long without progress the sentinel kills the gateway; 0 for never.
+    pub hang_limit_ms: Written<i64>,
 }
 
 /// `[election.quorum]`

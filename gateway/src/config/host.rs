@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     net::probe::{self, IoChoice},
-    sys::{affinity::usable_cores, scheduler::set_fifo},
+    sys::{affinity::usable_cores, kernel_fence::KernelFence, scheduler::set_fifo},
 };
 
 /// This host, as far as a configuration depends on it.
@@ -128,6 +128,11 @@ fn refusals(config: &Resolved) -> Vec<String> {
         && let Err(error) = UdpSocket::bind(SocketAddrV4::new(*service.listen.ip(), 0))
     {
         refused.push(format!("retransmission cannot listen on {}: {error}", service.listen));
+    }
+    if config.election.as_ref().is_some_and(|election| election.kernel_fence)
+        && let Err(error) = KernelFence::probe()
+    {
+        refused.push(error.to_string());
     }
     for pool in &config.pools {
         if IoChoice::from(pool.io) == IoChoice::IoUring

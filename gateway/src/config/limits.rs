@@ -101,6 +101,10 @@ pub const LISTENERS_MS_MAX: Bound = bound(0, 1_000, 5, "milliseconds");
 pub const MINIMUM_SIZE: Bound = bound(1, 256, 1, "members");
 /// With pauses that double from 0.1 s: one second and a half.
 pub const JOIN_ATTEMPTS: Bound = bound(1, 100, 4, "attempts");
+/// Without progress for so long a leader is killed; 0 leaves it to the lease.
+pub const HANG_LIMIT_MS: Bound = bound(0, 60_000, 0, "milliseconds");
+/// The election's thread shows progress in each tenth of a second.
+pub const HANG_LIMIT_MS_MIN: u64 = 200;
 /// Other gateways: there are 256 numbers.
 pub const PEERS_MAX: usize = 255;
 /// Latency intervals: short enough to see a bad minute, long enough that a day's log stays small

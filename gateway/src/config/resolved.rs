@@ -101,7 +101,8 @@ impl PoolConfig {
     /// The part that a dispatch model wants to know. What isn't configured is left as it is by default there.
     #[must_use]
     pub fn dispatch_config(&self) -> DispatchConfig {
-        let thread = |number| ThreadConfig { core: self.threads.core(number), fifo_priority: self.priority };
+        let thread =
+            |number| ThreadConfig { core: self.threads.core(number), fifo_priority: self.priority, word: None };
         DispatchConfig {
             name: self.name.clone(),
             threads: (0..self.threads.count()).map(thread).collect(),
@@ -398,6 +399,8 @@ pub struct ElectionConfig {
     pub priority: Option<u8>,
     /// How long listeners are waited for before a fence opens.
     pub listeners_ns_max: u64,
+    /// Whether the kernel refuses what is sent past the deadline.
+    pub kernel_fence: bool,
 }
 
 /// Ends of the link between the two gateways of a pair.
@@ -411,6 +414,8 @@ pub struct LinkConfig {
     pub key_file: PathBuf,
     /// Who tells the other gateway of this one's death.
     pub sentinel: SentinelChoice,
+    /// After how long without progress the sentinel kills a gateway that leads.
+    pub hang_limit_ns: Option<u64>,
 }
 
 /// Who tells of a gateway's death.

@@ -216,6 +216,7 @@ impl List {
             self.push("election.link.peer", quoted(link.peer));
             self.push("election.link.key_file", quoted(link.key_file.display()));
             self.push("election.link.sentinel", quoted(&link.sentinel));
+            self.push("election.link.hang_limit_ms", link.hang_limit_ns.unwrap_or(0) / 1_000_000);
         }
         match &election.backend {
             Backend::File(directory) => {
@@ -291,6 +292,7 @@ impl List {
             }
             list.push("priority", election.priority.unwrap_or(0));
             list.push("listeners_ms_max", election.listeners_ns_max / 1_000_000);
+            list.push("kernel_fence", election.kernel_fence);
             for peer in &election.peers {
                 list.push(&format!("peer.{}.name", peer.node), quoted(&peer.name));
             }

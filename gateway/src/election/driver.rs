@@ -24,7 +24,7 @@ use std::{
 };
 
 use hdrhistogram::Histogram;
-use mdgw_feeds::{identity::Epoch, published::position::StreamPosition};
+use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
 
 pub use self::measure::{StoreMeasure, measure};
 use self::{
@@ -66,6 +66,15 @@ pub trait Surroundings: Send {
     /// Sends over the pair link; may lose it.
     fn to_peer(&mut self, to: NodeId, message: PeerMessage) {
         let _ = (to, message);
+    }
+
+    /// The thread goes round: some times in each tenth of a second, whatever happens.
+    fn goes_round(&mut self) {}
+
+    /// Before the fence opens, or its deadline moves, to that; `None`: after it was closed. For a second fence that is to
+    /// stand behind the first.
+    fn guard(&mut self, epoch: Epoch, deadline: Option<MonoNs>) {
+        let _ = (epoch, deadline);
     }
 
     /// The fence was opened or closed: channels should look at once.

@@ -10,7 +10,7 @@ use crate::{
     sys::affinity::PinError,
 };
 
-use super::roles::Gauges;
+use super::{progress::ThreadWord, roles::Gauges};
 
 /// One channel's straight line. Called by one thread at a time, in order, and by different threads over time: what one
 /// call wrote the next one sees. A handler never blocks, and never allocates or takes a lock after warm-up.
@@ -216,6 +216,8 @@ pub struct ThreadConfig {
     pub core: Option<usize>,
     /// Real-time priority (`SCHED_FIFO`, 1..=99); `None` leaves the class as it is.
     pub fifo_priority: Option<u8>,
+    /// Where it shows how far it has got, if anybody looks.
+    pub word: Option<ThreadWord>,
 }
 
 /// How a thread waits, leader for events or follower for promotion.

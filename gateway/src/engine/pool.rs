@@ -167,7 +167,7 @@ impl<S: HandleSet, H: ChannelHandler> Shared<S, H> {
             run_queue: ArrayQueue::new(channels.len().max(1)),
             slots: channels.into_iter().map(slot).collect(),
             set,
-            gauges: config.threads.iter().map(|_| ThreadGauges::new()).collect(),
+            gauges: config.threads.iter().map(|thread| ThreadGauges::new(thread.word)).collect(),
             settings,
             saturated_since: atomic::AtomicU64::new(0),
             fault: OnceLock::new(),
@@ -298,6 +298,7 @@ fn run<S: HandleSet, H: ChannelHandler>(
         }
     }));
     shared.gauges[index].set_role(Role::Absent);
+    shared.gauges[index].rests();
     if let Err(panic) = lived {
         shared.stop_with(format!("thread {index} of the pool panicked: {}", panic_text(&*panic)));
         let failed = io::Error::other("it panicked");

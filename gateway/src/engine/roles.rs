@@ -3,6 +3,8 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
+use super::progress::ThreadWord;
+
 /// What a thread is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -54,15 +56,17 @@ macro_rules! counters {
         #[repr(align(128))]
         pub(super) struct ThreadGauges {
             role: AtomicU8,
+            word: Option<ThreadWord>,
             $(pub(super) $name: Counter,)*
             pub(super) batch_events: Distribution,
             pub(super) handler_ns: Distribution,
         }
 
         impl ThreadGauges {
-            pub(super) fn new() -> Self {
+            pub(super) fn new(word: Option<ThreadWord>) -> Self {
                 Self {
                     role: AtomicU8::new(Role::Absent as u8),
+                    word,
                     $($name: Counter::default(),)*
                     batch_events: Distribution::default(),
                     handler_ns: Distribution::default(),
@@ -160,6 +164,20 @@ impl ThreadGauges {
         self.role.store(role as u8, Relaxed);
     }
 
+    /// It takes up work, or has got on with it: for whoever looks from outside.
+    pub(super) fn works(&self) {
+        if let Some(word) = &self.word {
+            word.works();
+        }
+    }
+
+    /// It waits for work.
+    pub(super) fn rests(&self) {
+        if let Some(word) = &self.word {
+            word.rests();
+        }
+    }
+
     /// What this thread alone has done.
     #[cfg(test)]
     pub(super) fn counts(&self) -> Counts {
@@ -231,7 +249,7 @@ mod tests {
 
     #[test]
     fn threads_are_added_up_but_the_longest_time_is_the_longest_of_all() {
-        let threads = [ThreadGauges::new(), ThreadGauges::new()];
+        let threads = [ThreadGauges::new(None), ThreadGauges::new(None)];
         threads[0].set_role(Role::Leader);
         threads[1].set_role(Role::Parked);
         threads[0].turns.add(3);

@@ -360,15 +360,15 @@ fn what_cannot_run_is_refused_before_any_thread_works() {
         assert!(result.is_ok() || !set.is_drained(), "a refused pool touched a packet");
         result
     };
-    let pinned = |core| ThreadConfig { core: Some(core), fifo_priority: None };
+    let pinned = |core| ThreadConfig { core: Some(core), fifo_priority: None, word: None };
     let threads = |threads: Vec<ThreadConfig>| DispatchConfig { threads, ..DispatchConfig::default() };
     assert!(matches!(start(&threads(vec![])), Err(StartError::Setting(_))));
     assert!(matches!(start(&threads(vec![pinned(0), pinned(0)])), Err(StartError::SharedCore(0))));
     let refused = start(&threads(vec![ThreadConfig::default(), pinned(1_000)]));
     assert!(matches!(refused, Err(StartError::Pin { thread: 1, .. })), "{refused:?}");
-    let floating = ThreadConfig { core: None, fifo_priority: Some(1) };
+    let floating = ThreadConfig { core: None, fifo_priority: Some(1), word: None };
     assert!(matches!(start(&threads(vec![floating])), Err(StartError::Setting(_))));
-    let bad_priority = ThreadConfig { core: Some(affinity::usable_cores()[0]), fifo_priority: Some(100) };
+    let bad_priority = ThreadConfig { core: Some(affinity::usable_cores()[0]), fifo_priority: Some(100), word: None };
     assert!(matches!(start(&threads(vec![bad_priority])), Err(StartError::Priority { thread: 0, priority: 100, .. })));
     for (batch_events_max, quota_packets, inbox_messages_max) in [(0, 1, 1), (1_025, 1, 1), (1, 0, 1), (1, 1, 0)] {
         let config =

@@ -117,6 +117,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
     fn wait(&mut self) -> io::Result<()> {
         let wait = if self.looks_only() { Wait::Poll } else { Wait::Block };
         self.events.clear();
+        self.gauges.rests();
         self.io.wait(wait, self.shared.settings.batch_events_max, &mut self.events)?;
         if !self.events.is_empty() {
             self.gauges.turns.add(1);
@@ -314,6 +315,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
     /// Processes a channel until nothing is left of what was brought to it, or its quota is used up.
     fn process(&mut self, Claimed { index, mut held }: Claimed<'p, H>) {
         let slot = &self.shared.slots[index];
+        self.gauges.works();
         self.gauges.claims.add(1);
         let mut quota = self.shared.settings.quota_packets;
         loop {
@@ -403,6 +405,7 @@ impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
             let now = mono_now();
             now.since(*since.get_or_insert(now)) < settings.spin_ns
         };
+        self.gauges.rests();
         let waiting = Waiting { may_spin: settings.follower_may_spin, keep_spinning };
         let gauges = self.gauges;
         let on_role = |role| {
@@ -497,6 +500,7 @@ impl<I: ThreadIo, H: ChannelHandler> Service<'_, '_, I, H> {
 
     /// A call that took nothing costs one, so that a handler which never finds its lines short can't keep the thread.
     fn spend(&mut self, packets: usize) {
+        self.gauges.works();
         self.gauges.packets.add(count(packets));
         *self.quota = self.quota.saturating_sub(packets.max(1));
     }

@@ -16,9 +16,10 @@ use std::{
 use mdgw_feeds::{
     identity::{ChannelId, Epoch, GroupId},
     published::position::StreamPosition,
+    time::MonoNs,
 };
 
-use super::{GatewayError, GroupDesk};
+use super::{GatewayError, GroupDesk, kernel_guard::KernelGuard, vigil::HeldPage};
 #[cfg(feature = "zookeeper")]
 use crate::election::{
     access::{ZooKeeperConfig, ZooKeeperMode},
@@ -54,8 +55,9 @@ use crate::{
         },
         register::{Register, RegisterSender},
     },
+    engine::progress::ThreadWord,
     pair_link::PairDesk,
-    sys::clock::mono_now,
+    sys::{clock::mono_now, kernel_fence::KernelFenceSlot},
 };
 
 /// Starts the election of each group. `epoch` is that of this start: no earlier one of this node was as high.
@@ -67,8 +69,7 @@ pub(super) fn start(
     election: &ElectionConfig,
     epoch: Epoch,
     desks: &BTreeMap<GroupId, GroupDesk>,
-    audit: Option<&AuditNotes>,
-    peer_way: &PeerWay,
+    around: &Around<'_>,
 ) -> Result<BTreeMap<GroupId, Election>, GatewayError> {
     let mut elections: BTreeMap<GroupId, Election> = BTreeMap::new();
     let between = match &election.backend {
@@ -76,8 +77,15 @@ pub(super) fn start(
         Backend::Emergent(membership) => Between::Members(Arc::new(open_membership(membership)?)),
         _ => Between::Store,
     };
-    for (group, desk) in desks {
-        let started = start_one(config, election, &between, epoch, (*group, desk), audit, peer_way);
+    for (index, (group, desk)) in desks.iter().enumerate() {
+        let surroundings = Desk {
+            group: *group,
+            desk: desk.clone(),
+            peer_way: Arc::clone(around.peer_way),
+            kernel: around.kernel.and_then(|kernel| kernel.slot(*group)),
+            word: around.page.and_then(|page| page.election_word(index)),
+        };
+        let started = start_one(config, election, &between, epoch, surroundings, around.audit);
         match started {
             Ok(started) => {
                 elections.insert(*group, started);
@@ -99,15 +107,15 @@ fn start_one(
     election: &ElectionConfig,
     between: &Between,
     epoch: Epoch,
-    (group, desk): (GroupId, &GroupDesk),
+    desk: Desk,
     audit: Option<&AuditNotes>,
-    peer_way: &PeerWay,
 ) -> Result<Election, GatewayError> {
+    let group = desk.group;
     let node = NodeId(config.gateway.node);
     // The state file gives each start an epoch of its own: its count tells one start from another.
     let member = Member { node, name: election.name.clone(), incarnation: Incarnation(epoch.count()) };
-    let fence = Arc::clone(desk.fence());
-    let surroundings = Box::new(Desk { group, desk: desk.clone(), peer_way: Arc::clone(peer_way) });
+    let fence = Arc::clone(desk.desk.fence());
+    let surroundings = Box::new(desk);
     let options = ElectionOptions {
         name: group.0.to_string(),
         timing: election.timing,
@@ -297,6 +305,18 @@ struct Desk {
     group: GroupId,
     desk: GroupDesk,
     peer_way: PeerWay,
+    /// The fence in the kernel, where there is one.
+    kernel: Option<KernelFenceSlot>,
+    /// Where the sentinel sees that the thread gets on.
+    word: Option<ThreadWord>,
+}
+
+/// What the gateway has for its elections.
+pub(super) struct Around<'a> {
+    pub(super) audit: Option<&'a AuditNotes>,
+    pub(super) peer_way: &'a PeerWay,
+    pub(super) kernel: Option<&'a KernelGuard>,
+    pub(super) page: Option<&'a HeldPage>,
 }
 
 /// To the other gateway; empty until there is a link.
@@ -357,6 +377,21 @@ impl Surroundings for Desk {
             && desk.peer_node() == Some(to.0)
         {
             desk.send_election(self.group, &message);
+        }
+    }
+
+    fn goes_round(&mut self) {
+        // It always has something to do: a thread that is at rest for long would be no leader's.
+        if let Some(word) = &self.word {
+            word.works();
+        }
+    }
+
+    fn guard(&mut self, epoch: Epoch, deadline: Option<MonoNs>) {
+        match (&self.kernel, deadline) {
+            (Some(slot), Some(deadline)) => slot.open(epoch, deadline),
+            (Some(slot), None) => slot.close(),
+            (None, _) => {}
         }
     }
 

@@ -2,7 +2,7 @@
 //! under which it leads.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::SocketAddr,
     sync::{Arc, mpsc},
@@ -16,7 +16,10 @@ use mdgw_feeds::{
 
 use super::{GatewayError, election::directory_of};
 use crate::{
-    config::resolved::{Backend, ElectionConfig, LinkConfig, SentinelChoice},
+    config::{
+        Resolved,
+        resolved::{Backend, ElectionConfig, LinkConfig, SentinelChoice},
+    },
     election::{
         core::CloseReason,
         driver::Election,
@@ -27,47 +30,107 @@ use crate::{
         Sentinel, Source,
         charge::{Charge, GroupCharge, RegisterCharge},
         forbid_core_dumps,
-        page::{GroupWords, Page},
+        page::{GroupWords, Page, THREADS_MAX, ThreadWord},
     },
+    sys::kernel_fence::KernelFence,
 };
+
+/// The page, held by a thread of its own. Dropping it says that all is in order.
+#[derive(Debug)]
+pub(super) struct HeldPage {
+    page: Arc<Page>,
+    /// Dropped to end the thread.
+    end: Option<mpsc::Sender<()>>,
+    holder: Option<JoinHandle<()>>,
+    /// Hot threads that show in it: the elections' first, then those of the pools. 0 where nobody judges hangs.
+    thread_count: usize,
+    group_count: usize,
+}
+
+impl HeldPage {
+    /// `None` where the configuration wants no sentinel.
+    ///
+    /// # Errors
+    /// When it can't be made, or has no room for all threads.
+    pub(super) fn of(config: &Resolved) -> Result<Option<Self>, GatewayError> {
+        let link = config.election.as_ref().and_then(|election| election.link.as_ref());
+        let Some(link) = link.filter(|link| link.sentinel != SentinelChoice::None) else { return Ok(None) };
+        let groups: BTreeSet<GroupId> = config.channels.iter().map(|channel| channel.group).collect();
+        let all_threads = groups.len() + config.pools.iter().map(|pool| pool.threads.count()).sum::<usize>();
+        let thread_count = if link.hang_limit_ns.is_some() { all_threads } else { 0 };
+        if thread_count > THREADS_MAX {
+            let why = format!("{thread_count} threads of elections and pools, and it watches {THREADS_MAX} at most");
+            return Err(GatewayError::io("keep to election.link.hang_limit_ms")(io::Error::other(why)));
+        }
+        let (page, end, holder) = hold_page().map_err(GatewayError::io("make the page of the sentinel"))?;
+        let group_count = groups.len();
+        Ok(Some(Self { page, end: Some(end), holder: Some(holder), thread_count, group_count }))
+    }
+
+    /// Of the election thread of the group with that index.
+    pub(super) fn election_word(&self, index: usize) -> Option<ThreadWord> {
+        (index < self.thread_count).then(|| self.page.thread(index))
+    }
+
+    /// Of the threads of the pool with that number.
+    pub(super) fn pool_words(&self, config: &Resolved, number: usize) -> Vec<ThreadWord> {
+        let counts = || config.pools.iter().map(|pool| pool.threads.count());
+        let first = self.group_count + counts().take(number).sum::<usize>();
+        let count = counts().nth(number).unwrap_or(0);
+        (first..first + count).filter(|index| *index < self.thread_count).map(|index| self.page.thread(index)).collect()
+    }
+}
+
+impl Drop for HeldPage {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(holder) = self.holder.take() {
+            // It has no result; one that panicked has let the page go.
+            let _ended = holder.join();
+        }
+    }
+}
 
 /// While this lives, the sentinel watches. Dropping it tells the sentinel that all is in order.
 #[derive(Debug)]
 pub(super) struct Vigil {
-    /// Dropped to end the thread.
-    end: Option<mpsc::Sender<()>>,
-    holder: Option<JoinHandle<()>>,
+    /// Dropped first: the sentinel hears of the end before its stream ends.
+    _page: HeldPage,
     sentinel: Sentinel,
 }
 
 impl Vigil {
-    /// `None` where the configuration wants no sentinel.
+    /// Hands the page to a sentinel.
     ///
     /// # Errors
     /// When it can't be started or reached, or refuses.
     pub(super) fn start(
+        held: HeldPage,
         link: &LinkConfig,
         member: Member,
         election: &ElectionConfig,
         elections: &BTreeMap<GroupId, Election>,
-    ) -> Result<Option<Self>, GatewayError> {
+        kernel_fence: Option<&KernelFence>,
+    ) -> Result<Self, GatewayError> {
         let source = match &link.sentinel {
-            SentinelChoice::None => return Ok(None),
+            SentinelChoice::None => {
+                return Err(GatewayError::io("have a sentinel")(io::Error::other("none is wanted")));
+            }
             SentinelChoice::Started => Source::Start { program: "/proc/self/exe".into(), priority: 0 },
             SentinelChoice::Service(path) => Source::Service(path.clone()),
         };
         // Until a dump is written nobody could learn of the death.
         forbid_core_dumps().map_err(GatewayError::io("switch core dumps off"))?;
-        let (page, end, holder) = hold_page().map_err(GatewayError::io("make the page of the sentinel"))?;
+        let page = &held.page;
         let charge = Charge {
             member,
             groups: elections.keys().map(|group| group_charge(election, *group)).collect::<Result<_, _>>()?,
-            thread_count: 0,
-            told: vec![SocketAddr::V4(link.peer)],
+            thread_count: held.thread_count,
+            told: told(link, &election.backend),
             key_file: std::path::absolute(&link.key_file).map_err(GatewayError::io("find the key"))?,
-            hang_limit_ns: None,
+            hang_limit_ns: link.hang_limit_ns,
         };
-        let sentinel = Sentinel::start(&source, &charge, &page, None)
+        let sentinel = Sentinel::start(&source, &charge, page, kernel_fence)
             .map_err(|error| GatewayError::io("have a sentinel")(io::Error::other(error)))?;
         for (index, election) in elections.values().enumerate() {
             election.listen(Arc::new(Leads(page.group(index))));
@@ -77,7 +140,7 @@ impl Vigil {
             }
         }
         tracing::info!("a sentinel watches; core dumps are off");
-        Ok(Some(Self { end: Some(end), holder: Some(holder), sentinel }))
+        Ok(Self { _page: held, sentinel })
     }
 
     /// Why nobody watches any more.
@@ -86,14 +149,16 @@ impl Vigil {
     }
 }
 
-impl Drop for Vigil {
-    fn drop(&mut self) {
-        drop(self.end.take());
-        if let Some(holder) = self.holder.take() {
-            // It has no result; one that panicked has let the page go.
-            let _ended = holder.join();
+/// Every candidate and voter that the configuration names.
+fn told(link: &LinkConfig, backend: &Backend) -> Vec<SocketAddr> {
+    let others = match backend {
+        Backend::Quorum(quorum) => quorum.voters.values().copied().collect(),
+        Backend::Emergent(membership) => {
+            membership.seeds.iter().copied().filter(|seed| *seed != membership.listen).collect()
         }
-    }
+        _ => Vec::new(),
+    };
+    std::iter::once(link.peer).chain(others).map(SocketAddr::V4).collect()
 }
 
 /// Where the sentinel can reach the record, it marks it when nobody has taken over: only files need no connection.

@@ -33,6 +33,7 @@ use crate::{
     engine::{
         dispatch::{Dispatch, WaitPolicy},
         pool::Pool,
+        progress::ThreadWord,
     },
     fence::Fence,
     net::{
@@ -163,11 +164,12 @@ impl<'c> Wiring<'c> {
         &self.words
     }
 
-    /// Starts one pool with its channels, if it has any.
+    /// Starts one pool with its channels, if it has any; `words`: where its threads show how far they have got.
     pub(super) fn start_pool(
         &mut self,
         number: usize,
         pool: &PoolConfig,
+        words: &[ThreadWord],
     ) -> Result<Option<PoolOfChannels>, GatewayError> {
         let setups: Vec<_> = self.config.channels.iter().filter(|channel| channel.pool == number).collect();
         if setups.is_empty() {
@@ -181,11 +183,15 @@ impl<'c> Wiring<'c> {
         let waiting = if pool.wait == WaitPolicy::Spin { Waiting::Spinning } else { Waiting::Blocking };
         let io = |act: &str| GatewayError::io(format!("{act} for pool {}", pool.name));
         let running = match probe::choose(pool.io.into(), pool.threads.count(), waiting)? {
-            Backend::Epoll => self.start_on(EpollSet::new().map_err(io("make an epoll set"))?, pool, pipelines)?,
-            Backend::Ring(wait) => self.start_on(RingSet::new(wait).map_err(io("make rings"))?, pool, pipelines)?,
+            Backend::Epoll => {
+                self.start_on(EpollSet::new().map_err(io("make an epoll set"))?, pool, pipelines, words)?
+            }
+            Backend::Ring(wait) => {
+                self.start_on(RingSet::new(wait).map_err(io("make rings"))?, pool, pipelines, words)?
+            }
             Backend::Multishot => {
                 let set = MultishotSet::new(MultishotSet::BUFFERS).map_err(io("make a multishot ring"))?;
-                self.start_on(set, pool, pipelines)?
+                self.start_on(set, pool, pipelines, words)?
             }
         };
         let channels = setups.iter().map(|setup| (setup.id, setup.name.clone())).collect();
@@ -202,6 +208,7 @@ impl<'c> Wiring<'c> {
         set: S,
         pool: &PoolConfig,
         pipelines: Vec<ChannelPipeline>,
+        words: &[ThreadWord],
     ) -> Result<Arc<dyn super::RunningPool>, GatewayError> {
         let digits = self.config.latency.significant_digits;
         let channels: Vec<_> = pipelines.iter().map(|pipeline| pipeline.channel().config().id).collect();
@@ -234,7 +241,11 @@ impl<'c> Wiring<'c> {
             let batch = ReceiveBatch::new(quota_packets, DATAGRAM_BYTES_MAX);
             PipelineLocal::new(batch, SendBuffers::new(Arc::clone(&outputs)), recorder)
         };
-        let running = Pool::start(&pool.dispatch_config(), Arc::new(set), pipelines, local)
+        let mut dispatch = pool.dispatch_config();
+        for (thread, word) in dispatch.threads.iter_mut().zip(words) {
+            thread.word = Some(*word);
+        }
+        let running = Pool::start(&dispatch, Arc::new(set), pipelines, local)
             .map_err(|source| GatewayError::Pool { pool: pool.name.clone(), source })?;
         for (handle, socket) in sockets {
             running.add(socket.as_fd(), handle).map_err(GatewayError::io("watch a line's socket"))?;

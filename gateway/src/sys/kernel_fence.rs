@@ -13,7 +13,6 @@
 //!   A sentinel that was handed copies keeps the fence in force, and can shut it, until it has announced the death.
 
 mod bpf;
-mod cgroup;
 mod program;
 
 #[cfg(test)]
@@ -33,8 +32,8 @@ use mdgw_feeds::{
     time::MonoNs,
 };
 
-pub use self::cgroup::FenceCgroup;
 use self::{bpf::Map, program::Destinations};
+pub use super::cgroup::FenceCgroup;
 
 /// A fence in force. Dropping it lets everything out again, unless somebody else has its descriptors.
 #[derive(Debug)]
@@ -63,6 +62,18 @@ impl KernelFence {
             shutter: Shutter { words: map.words(), map: map.into_descriptor(), link },
             group_count: groups.len(),
         })
+    }
+
+    /// Whether this process may have a fence, as far as can be told without putting one up.
+    ///
+    /// # Errors
+    /// Says what is missing.
+    pub fn probe() -> Result<(), KernelFenceError> {
+        let during = |act: &'static str| move |source| KernelFenceError { act, source };
+        super::cgroup::find_present().map_err(during("find the cgroup of this process"))?;
+        let map = Map::create(SLOT_WORDS).map_err(during("make a BPF map"))?;
+        let nowhere = Destinations::new(&[SocketAddrV4::new(std::net::Ipv4Addr::UNSPECIFIED, 0)]);
+        bpf::load(&program::fence(&map, &[GroupId(0)], &nowhere)).map(drop).map_err(during("load a BPF program"))
     }
 
     /// The fence of the group that stands at that index of `groups`.

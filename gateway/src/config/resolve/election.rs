@@ -39,14 +39,15 @@ impl Resolver<'_> {
         if peers.is_empty() {
             self.warnings.push("election without any [[election.peer]]: nobody can take over".to_owned());
         }
-        let link = election.link.as_ref().and_then(|written| self.link(written));
+        let listeners_ms_max: u64 = self.number(&election.listeners_ms_max, limits::LISTENERS_MS_MAX);
+        let link = election.link.as_ref().and_then(|written| self.link(written, listeners_ms_max));
         if election.link.is_some() && peers.len() > 1 {
             self.wrong(&table, "[election.link] joins two gateways, and there are more [[election.peer]]");
         }
         let priority: u8 = self.number(&election.priority, limits::PRIORITY);
         let name = self.node_name(&election.name, &table);
         let timing = self.timing(written);
-        let listeners_ns_max = self.number::<u64>(&election.listeners_ms_max, limits::LISTENERS_MS_MAX) * NS_PER_MS;
+        let listeners_ns_max = listeners_ms_max * NS_PER_MS;
         // A lease that listeners have used up before its fence opens is renewed too late, each time.
         let usable_ns = timing.lease_ns.saturating_sub(timing.margin_ns);
         if 2 * listeners_ns_max > usable_ns {
@@ -72,10 +73,11 @@ impl Resolver<'_> {
             core: self.election_core(election, pools),
             priority: (priority > 0).then_some(priority),
             listeners_ns_max,
+            kernel_fence: election.kernel_fence.as_ref().is_some_and(|wanted| *wanted.get_ref()),
         })
     }
 
-    fn link(&mut self, written: &Spanned<file::Link>) -> Option<LinkConfig> {
+    fn link(&mut self, written: &Spanned<file::Link>, listeners_ms_max: u64) -> Option<LinkConfig> {
         let (link, table) = (written.get_ref(), written.span());
         let key_file = self.required(&link.key_file, &table, "key_file")?;
         let listen = self.address(&link.listen, &table, "listen");
@@ -95,7 +97,25 @@ impl Resolver<'_> {
                 SentinelChoice::None
             }
         };
-        Some(LinkConfig { listen, peer, key_file: key_file.into(), sentinel })
+        let hang_limit_ns = self.hang_limit(link, &sentinel, listeners_ms_max);
+        Some(LinkConfig { listen, peer, key_file: key_file.into(), sentinel, hang_limit_ns })
+    }
+
+    fn hang_limit(&mut self, link: &file::Link, sentinel: &SentinelChoice, listeners_ms_max: u64) -> Option<u64> {
+        let limit_ms: u64 = self.number(&link.hang_limit_ms, limits::HANG_LIMIT_MS);
+        let place = link.hang_limit_ms.as_ref().filter(|_| limit_ms > 0)?.span();
+        let least_ms = limits::HANG_LIMIT_MS_MIN + listeners_ms_max;
+        if limit_ms < least_ms {
+            let message = format!(
+                "{limit_ms}: must be 0 or at least {} + listeners_ms_max = {least_ms}",
+                limits::HANG_LIMIT_MS_MIN
+            );
+            self.wrong(&place, message);
+        }
+        if *sentinel == SentinelChoice::None {
+            self.wrong(&place, "`sentinel = \"none\"`: nobody could see a hang");
+        }
+        Some(limit_ms * NS_PER_MS)
     }
 
     /// The profile, and what is set over it. Whether it is safe is said with the arithmetic.

@@ -500,6 +500,25 @@ fn an_election_by_zookeeper_is_shown_and_its_path_checked() {
     );
 }
 
+#[test]
+fn a_hang_limit_is_longer_than_a_sound_gateway_may_wait_and_has_somebody_who_looks() {
+    let linked = |more: &str| {
+        let link = "[election.link]\nlisten = \"127.0.0.1:1\"\npeer = \"127.0.0.1:2\"\nkey_file = \"key\"\n";
+        with_file_election(&format!("kernel_fence = true\n{link}{more}"))
+    };
+    let election = load(&linked("hang_limit_ms = 205")).unwrap().election.unwrap();
+    assert!(election.kernel_fence);
+    assert_eq!(election.link.unwrap().hang_limit_ns, Some(205_000_000));
+    assert_eq!(load(&linked("hang_limit_ms = 0")).unwrap().election.unwrap().link.unwrap().hang_limit_ns, None);
+    refused(
+        &linked("hang_limit_ms = 204\nsentinel = \"none\""),
+        expect![[r#"
+            2 problems
+            x.toml:37:17: election.link.hang_limit_ms: 204: must be 0 or at least 200 + listeners_ms_max = 205
+            x.toml:37:17: election.link.hang_limit_ms: `sentinel = "none"`: nobody could see a hang"#]],
+    );
+}
+
 /// Whether that setting says where the store is.
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 fn is_of_store(key: &str) -> bool {

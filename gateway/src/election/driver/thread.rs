@@ -81,6 +81,7 @@ where
             self.take(input);
         }
         loop {
+            self.surroundings.goes_round();
             self.tell_time();
             let now = mono_now();
             if self.core.view().role == Role::Closed && self.is_closing {
@@ -164,9 +165,13 @@ where
         let fence = Arc::clone(&self.shared.fence);
         for output in outputs {
             match output {
-                Output::Renew { deadline } => fence.renew(deadline),
+                Output::Renew { deadline } => {
+                    self.surroundings.guard(fence.epoch(), Some(deadline));
+                    fence.renew(deadline);
+                }
                 Output::Close { epoch, reason } => {
                     fence.close();
+                    self.surroundings.guard(epoch, None);
                     self.surroundings.fence_moved();
                     self.publish_view();
                     self.shared.tell_listeners(Told::Lost(epoch, reason), None);
@@ -176,6 +181,7 @@ where
                 Output::Open { epoch, deadline } => {
                     let limit = Duration::from_nanos(self.options.listeners_ns_max);
                     self.shared.tell_listeners(Told::Gained(epoch), Some(limit));
+                    self.surroundings.guard(epoch, Some(deadline));
                     fence.open(epoch, deadline);
                     self.surroundings.fence_moved();
                     self.publish_view();

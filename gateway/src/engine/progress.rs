@@ -1,0 +1,45 @@
+//! How far a hot thread has got, where a process beside this one looks.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// A count that is odd while its thread has work in hand. Written by that thread alone, with plain stores.
+#[derive(Clone, Copy, Debug)]
+pub struct ThreadWord(&'static AtomicU64);
+
+impl ThreadWord {
+    /// In that word of shared memory.
+    #[must_use]
+    pub fn new(word: &'static AtomicU64) -> Self {
+        Self(word)
+    }
+
+    /// It takes up work, or has got on with it.
+    #[inline]
+    pub fn works(&self) {
+        self.0.store(self.count().wrapping_add(1) | 1, Relaxed);
+    }
+
+    /// It waits for work. Nothing changes where it did before.
+    #[inline]
+    pub fn rests(&self) {
+        let count = self.count();
+        if count % 2 == 1 {
+            self.0.store(count.wrapping_add(1), Relaxed);
+        }
+    }
+
+    /// The count.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+impl PartialEq for ThreadWord {
+    /// Whether it is the same word.
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.0, other.0)
+    }
+}
+
+impl Eq for ThreadWord {}

@@ -1,0 +1,178 @@
+//! Cgroups (v2) of our own: one below the present cgroup for the gateway's fence in the kernel, one beside it for the
+//! sentinel, so that a limit or a kill of the gateway's cgroup leaves it alone.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process,
+};
+
+/// The cgroup that the fence is attached to. Sockets belong to the cgroup in which they were opened: enter it first.
+#[derive(Debug)]
+pub struct FenceCgroup {
+    path: PathBuf,
+    /// The cgroup to return to, where one was made.
+    parent: Option<PathBuf>,
+}
+
+impl FenceCgroup {
+    /// Moves this process into a new cgroup below its present one. Where it may not, and the present one is not the
+    /// root of all, that one has to do: a service's own.
+    ///
+    /// # Errors
+    /// Where there is no cgroup v2, or the process is in its root and may make no other.
+    pub fn enter() -> io::Result<Self> {
+        let present = present()?;
+        match enter_new(&present.path(), FENCE_PREFIX) {
+            Ok(path) => Ok(Self { path, parent: Some(present.path()) }),
+            Err(_) if !present.is_root => Ok(Self { path: present.path(), parent: None }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Its directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for FenceCgroup {
+    fn drop(&mut self) {
+        // A directory that stays is removed by the next start.
+        if let Some(parent) = &self.parent
+            && enter(parent).is_ok()
+        {
+            let _ = fs::remove_dir(&self.path);
+        }
+    }
+}
+
+/// Whether this host has a cgroup v2 that this process is in.
+///
+/// # Errors
+/// Says what is missing.
+pub fn find_present() -> io::Result<()> {
+    present().map(drop)
+}
+
+/// Moves this process into a new cgroup beside the one that the gateway was started in, which it has inherited.
+///
+/// # Errors
+/// Where there is no cgroup v2, or this process may not.
+pub fn enter_beside() -> io::Result<PathBuf> {
+    enter_new(&present()?.beside(), SENTINEL_PREFIX)
+}
+
+#[derive(Debug)]
+struct Present {
+    /// Where the hierarchy, or what is seen of it, is mounted.
+    point: PathBuf,
+    /// The cgroup below that.
+    below: PathBuf,
+    is_root: bool,
+}
+
+impl Present {
+    fn path(&self) -> PathBuf {
+        self.point.join(&self.below)
+    }
+
+    /// The cgroup above that of a gateway, which may have put itself into one for its fence. Where there is none, the root.
+    fn beside(&self) -> PathBuf {
+        let name = self.below.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let of_gateway = if name.starts_with(FENCE_PREFIX) { self.below.parent() } else { Some(self.below.as_path()) };
+        let above = of_gateway.and_then(Path::parent);
+        above.map_or_else(|| self.point.clone(), |above| self.point.join(above))
+    }
+}
+
+fn present() -> io::Result<Present> {
+    let own = fs::read_to_string("/proc/self/cgroup")?;
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    find(&own, &mounts).ok_or_else(|| io::Error::other("no cgroup v2 is mounted here"))
+}
+
+/// From this process's `/proc` files. The unified hierarchy is the line `0::`; it may be mounted anywhere, and a
+/// container may see only a part of it.
+fn find(own: &str, mounts: &str) -> Option<Present> {
+    let own = own.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let mount = mounts.lines().find_map(|line| {
+        let (fields, kind) = line.split_once(" - ")?;
+        let mut fields = fields.split(' ').skip(3);
+        kind.starts_with("cgroup2 ").then_some((fields.next()?, fields.next()?))
+    });
+    let (root, point) = mount?;
+    let below = Path::new(own).strip_prefix(root).ok()?;
+    Some(Present { point: point.into(), below: below.to_owned(), is_root: own == "/" })
+}
+
+/// Makes a cgroup named after this process and moves it there.
+fn enter_new(parent: &Path, prefix: &str) -> io::Result<PathBuf> {
+    remove_deserted(parent, prefix);
+    let path = parent.join(format!("{prefix}{}", process::id()));
+    fs::create_dir(&path)?;
+    match enter(&path) {
+        Ok(()) => Ok(path),
+        Err(error) => {
+            let _ = fs::remove_dir(&path);
+            Err(error)
+        }
+    }
+}
+
+fn enter(cgroup: &Path) -> io::Result<()> {
+    fs::write(cgroup.join("cgroup.procs"), process::id().to_string())
+}
+
+/// Cgroups of processes that were killed: their process is gone, and only empty ones can be removed.
+fn remove_deserted(parent: &Path, prefix: &str) {
+    let Ok(entries) = fs::read_dir(parent) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let process = name.to_str().and_then(|name| name.strip_prefix(prefix)?.parse::<u32>().ok());
+        if process.is_some_and(|process| !Path::new(&format!("/proc/{process}")).exists()) {
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
+const FENCE_PREFIX: &str = "mdgw-fence-";
+const SENTINEL_PREFIX: &str = "mdgw-sentinel-";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "22 1 0:20 / /sys rw - sysfs sysfs rw\n\
+                          30 22 0:25 / /sys/fs/cgroup/unified rw,nosuid - cgroup2 cgroup2 rw\n";
+
+    #[test]
+    fn the_unified_hierarchy_is_found_wherever_it_is_mounted() {
+        let found = find("1:cpu:/a\n0::/system.slice/mdgw.service\n", MOUNTS).unwrap();
+        assert_eq!(found.path(), Path::new("/sys/fs/cgroup/unified/system.slice/mdgw.service"));
+        assert!(!found.is_root);
+        let root = find("0::/\n", MOUNTS).unwrap();
+        assert!(root.is_root && root.path() == Path::new("/sys/fs/cgroup/unified/"));
+        let part = MOUNTS.replace("0:25 / /sys/fs/cgroup/unified", "0:25 /pod /sys/fs/cgroup");
+        assert_eq!(find("0::/pod/mdgw\n", &part).unwrap().path(), Path::new("/sys/fs/cgroup/mdgw"));
+    }
+
+    #[test]
+    fn without_it_there_is_none() {
+        assert!(find("1:cpu:/a\n", MOUNTS).is_none());
+        assert!(find("0::/a\n", "22 1 0:20 / /sys rw - sysfs sysfs rw\n").is_none());
+        let elsewhere = MOUNTS.replace("0:25 / ", "0:25 /pod ");
+        assert!(find("0::/other\n", &elsewhere).is_none());
+    }
+
+    #[test]
+    fn a_sentinel_goes_beside_the_gateway_wherever_that_was_started() {
+        let beside = |own: &str| find(&format!("0::{own}\n"), MOUNTS).unwrap().beside();
+        let root = Path::new("/sys/fs/cgroup/unified");
+        assert_eq!(beside("/"), root);
+        assert_eq!(beside("/mdgw-fence-7"), root);
+        assert_eq!(beside("/system.slice/mdgw.service"), root.join("system.slice"));
+        assert_eq!(beside("/system.slice/mdgw.service/mdgw-fence-7"), root.join("system.slice"));
+    }
+}
