@@ -199,7 +199,8 @@ pub struct Safeguards {
     pub each_candidate_asked: bool,
     /// A candidate waits after its start as after any other news.
     pub sits_out: bool,
-    /// A promise is given only while no swap of one's own can still take effect.
+    /// A promise is given only while no swap of one's own can still take effect. Where all others hold, neither model nor
+    /// simulation has missed it yet.
     pub no_swap_outstanding: bool,
     /// A swap of unknown fate does not count as one that succeeded.
     pub unknown_moves_nothing: bool,

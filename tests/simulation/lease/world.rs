@@ -472,7 +472,7 @@ impl World {
 
     fn restart(&mut self, number: usize) {
         let Setup { gateways, timing, safeguards, .. } = self.setup;
-        if self.gateways[number].closes {
+        if std::mem::take(&mut self.gateways[number].closes) {
             self.kill(number, false);
         }
         let gateway = &mut self.gateways[number];
