@@ -163,6 +163,7 @@ mod tests {
     use expect_test::expect;
 
     use super::*;
+    use crate::config::{Resolved, resolved::Backend};
 
     const GOOD: &str = r#"
 node = 3
@@ -187,6 +188,20 @@ address = "10.0.0.2:27500"
             peer         node 2 at 10.0.0.2:27500
         "]]
         .assert_eq(&Config::parse(GOOD).unwrap().explained());
+    }
+
+    #[test]
+    fn the_shipped_witness_fits_the_shipped_gateway() {
+        let ops = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops");
+        let witness = Config::load(&ops.join("witness/witness.toml")).unwrap();
+        let gateway = Resolved::load(&ops.join("config/votes.toml")).unwrap();
+        let Backend::Quorum(quorum) = &gateway.election.as_ref().unwrap().backend else { panic!("it elects by votes") };
+        assert_eq!(quorum.voters.get(&NodeId(witness.node)), Some(&witness.listen));
+        let peers = witness.peers();
+        assert_eq!(peers.get(&NodeId(gateway.gateway.node)), Some(&quorum.listen));
+        let other = NodeId(2);
+        assert_eq!(quorum.voters.get(&other), peers.get(&other));
+        assert_eq!(witness.key_file, quorum.key_file);
     }
 
     #[test]
