@@ -92,6 +92,13 @@ impl Merge {
         self.parts.iter().map(|part| &part.file)
     }
 
+    /// The file at that position.
+    #[inline]
+    #[must_use]
+    pub fn file(&self, index: usize) -> Option<&CaptureFile> {
+        self.parts.get(index).map(|part| &part.file)
+    }
+
     /// What ended files before their end.
     #[must_use]
     pub fn damages(&self) -> &[CaptureError] {

@@ -28,15 +28,16 @@ use mdgw_feeds::{
     time::TradingDate,
 };
 
-pub use self::lanes::{Drive, DriveOptions, Lane, LineSource, RouteCounts};
+pub use self::lanes::{Drive, DriveOptions, Lane, RouteCounts};
 use self::recorder::{LaneRecords, Recorder};
 use super::{
     feed_guess::GuessedBy,
     merge::{Merge, Window},
+    routes::TooManyLines,
     summary::{ChannelSummary, FileSummary, LineSummary, OutputSummary, Summary, Totals},
 };
 use crate::{
-    capture_file::{CaptureError, CaptureFile, OpenOptions},
+    capture_file::{CaptureError, OpenOptions},
     dbn_file::{DbnFileOptions, DbnFileWriter},
 };
 
@@ -70,7 +71,7 @@ pub enum Event<'a> {
     /// A channel was found.
     Found {
         /// Its lane.
-        lane: &'a Lane,
+        lane: Lane<'a>,
         /// How its feed was told; `None` where it was asked for.
         by: Option<GuessedBy>,
     },
@@ -122,13 +123,8 @@ pub enum OfflineError {
         second: Feed,
     },
     /// More copies of a channel than can be arbitrated.
-    #[error("replay: {feed} comes from more than {max} addresses and files: these can't all be lines of one channel")]
-    TooManyLines {
-        /// The channel's feed.
-        feed: Feed,
-        /// Lines that a channel can have.
-        max: usize,
-    },
+    #[error("replay: {0}")]
+    TooManyLines(#[from] TooManyLines),
     /// The caller broke off.
     #[error("replay: interrupted")]
     Interrupted,
@@ -167,7 +163,7 @@ pub fn run(
     drive.run(&mut merge, &mut recorder, watch)?;
     let elapsed = begun.elapsed();
 
-    if drive.lanes().is_empty() && merge.damages().is_empty() {
+    if drive.lanes().len() == 0 && merge.damages().is_empty() {
         if merge.files().all(|file| file.counts().frames == 0) {
             return Err(OfflineError::NoPackets { files: options.files.clone() });
         }
@@ -185,7 +181,7 @@ fn list(files: &[PathBuf]) -> String {
 }
 
 /// Whether both names lead to one file, through whatever links.
-fn is_same_file(one: &Path, other: &Path) -> bool {
+pub(crate) fn is_same_file(one: &Path, other: &Path) -> bool {
     let identity = |path: &Path| fs::metadata(path).map(|file| (file.dev(), file.ino())).ok();
     identity(one).is_some_and(|one| Some(one) == identity(other))
 }
@@ -236,14 +232,14 @@ fn summarise(
     let (lane_records, writer) = recorder.into_parts();
     let counts = drive.counts();
     let channels: Vec<ChannelSummary> =
-        drive.lanes().iter().zip(&lane_records).map(|(lane, records)| summarise_lane(lane, records)).collect();
+        drive.lanes().zip(&lane_records).map(|(lane, records)| summarise_lane(lane, records)).collect();
     let mut total = Totals::default();
     for channel in &channels {
         total.add(&channel.counts);
     }
     let written = writer.map(DbnFileWriter::finish).transpose()?;
     Ok(Summary {
-        files: merge.files().map(|file| summarise_file(file, merge.damages())).collect(),
+        files: merge.files().map(|file| FileSummary::of(file, merge.damages())).collect(),
         unrecognised_datagrams: counts.unrecognised,
         other_feed_datagrams: counts.other_feed,
         capture_seconds: counts.span_ns.map_or(0.0, |(first, last)| Duration::from_nanos(last - first).as_secs_f64()),
@@ -261,24 +257,7 @@ fn summarise(
     })
 }
 
-fn summarise_file(file: &CaptureFile, damages: &[CaptureError]) -> FileSummary {
-    let counts = file.counts();
-    FileSummary {
-        path: file.path().display().to_string(),
-        frames: counts.frames,
-        datagrams: counts.datagrams,
-        not_udp: counts.not_udp,
-        fragments: counts.fragments,
-        malformed: counts.malformed,
-        cut: counts.cut,
-        damage: damages
-            .iter()
-            .find(|damage| damage.path == file.path())
-            .map(|damage| format!("{damage}: {}", damage.fault)),
-    }
-}
-
-fn summarise_lane(lane: &Lane, records: &LaneRecords) -> ChannelSummary {
+fn summarise_lane(lane: Lane<'_>, records: &LaneRecords) -> ChannelSummary {
     let channel = lane.channel();
     let counters = channel.counters();
     let mut drops = BTreeMap::new();

@@ -4,6 +4,8 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use serde::Serialize;
 
+use crate::capture_file::{CaptureError, CaptureFile};
+
 /// What an offline replay did.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
@@ -163,21 +165,7 @@ impl Summary {
     #[must_use]
     pub fn to_table(&self) -> String {
         let mut table = Table::default();
-        for file in &self.files {
-            table.row(&file.path, format!("{} frames, {} UDP", grouped(file.frames), grouped(file.datagrams)));
-            let oddities = [
-                ("other protocols", file.not_udp),
-                ("IP fragments skipped", file.fragments),
-                ("malformed frames skipped", file.malformed),
-                ("cut short in the capture", file.cut),
-            ];
-            for (name, count) in oddities.into_iter().filter(|(_, count)| *count > 0) {
-                table.row(&format!("  {name}"), grouped(count));
-            }
-            if let Some(damage) = &file.damage {
-                table.row("  damaged", damage.clone());
-            }
-        }
+        self.files.iter().for_each(|file| file.rows(&mut table));
         for channel in &self.channels {
             table.gap();
             let session = channel.session.as_deref().unwrap_or(channel.feed);
@@ -247,19 +235,53 @@ impl Totals {
     }
 }
 
+impl FileSummary {
+    /// What was met in the file, and the damage that ended it, if one of these did.
+    pub(crate) fn of(file: &CaptureFile, damages: &[CaptureError]) -> Self {
+        let counts = file.counts();
+        let damage = damages.iter().find(|damage| damage.path == file.path());
+        Self {
+            path: file.path().display().to_string(),
+            frames: counts.frames,
+            datagrams: counts.datagrams,
+            not_udp: counts.not_udp,
+            fragments: counts.fragments,
+            malformed: counts.malformed,
+            cut: counts.cut,
+            damage: damage.map(|damage| format!("{damage}: {}", damage.fault)),
+        }
+    }
+
+    pub(crate) fn rows(&self, table: &mut Table) {
+        table.row(&self.path, format!("{} frames, {} UDP", grouped(self.frames), grouped(self.datagrams)));
+        let oddities = [
+            ("other protocols", self.not_udp),
+            ("IP fragments skipped", self.fragments),
+            ("malformed frames skipped", self.malformed),
+            ("cut short in the capture", self.cut),
+        ];
+        for (name, count) in oddities.into_iter().filter(|(_, count)| *count > 0) {
+            table.row(&format!("  {name}"), grouped(count));
+        }
+        if let Some(damage) = &self.damage {
+            table.row("  damaged", damage.clone());
+        }
+    }
+}
+
 /// Two columns.
 #[derive(Debug, Default)]
-struct Table {
-    text: String,
+pub(crate) struct Table {
+    pub(crate) text: String,
 }
 
 impl Table {
-    fn row(&mut self, name: &str, value: String) {
+    pub(crate) fn row(&mut self, name: &str, value: String) {
         // Writing to a string cannot fail.
         let _ = writeln!(self.text, "{}", format!("{name:<26} {value}").trim_end());
     }
 
-    fn gap(&mut self) {
+    pub(crate) fn gap(&mut self) {
         if !self.text.is_empty() {
             self.text.push('\n');
         }

@@ -1,26 +1,20 @@
-//! Which datagram belongs to which channel and line, and when the channels' deadlines fire.
+//! Datagrams into the channels that they belong to, and when the channels' deadlines fire.
 
-use std::{net::SocketAddr, ops::ControlFlow, path::PathBuf};
+use std::ops::ControlFlow;
 
 use mdgw_feeds::{
     channel::{Channel, ChannelConfig, Datagram, SchemaSet},
     frame::{FrameMeta, FrameSink},
     identity::{ChannelId, Feed, Line, Sequence, Session},
     time::{MonoNs, TradingDate, UnixNs},
-    transport::{
-        Packet, Transport as _, VenueSession,
-        iextp::{Deep, Tops},
-        moldudp64::MoldUdp64,
-        recognise,
-    },
 };
 
-use super::{Event, GuessedBy, OfflineError, Outlet};
+use super::{Event, OfflineError, Outlet};
 use crate::{
     capture_file::{CaptureFile, CapturedDatagram},
     replay::{
-        feed_guess::{self, Guess},
         merge::Merge,
+        routes::{LaneRoutes, LineSource, Routed, Routes},
     },
 };
 
@@ -39,32 +33,18 @@ pub struct DriveOptions {
 #[derive(Debug)]
 pub struct Drive {
     options: DriveOptions,
-    lanes: Vec<Lane>,
-    routes: Vec<Route>,
-    /// The route that the last datagram took: most datagrams take the same.
-    route_last: usize,
+    channels: Vec<Channel>,
+    routes: Routes,
     /// The latest capture time so far.
     now: MonoNs,
     counts: RouteCounts,
 }
 
 /// One channel with its lines.
-#[derive(Debug)]
-pub struct Lane {
-    channel: Channel,
-    lines: Vec<(Line, LineSource)>,
-    /// The venue's name of the numbering that its last route began with.
-    session: VenueSession,
-    has_unsequenced: bool,
-}
-
-/// Where the datagrams of a line come from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LineSource {
-    /// The file.
-    pub path: PathBuf,
-    /// Address and port they were sent to.
-    pub dst: SocketAddr,
+#[derive(Clone, Copy, Debug)]
+pub struct Lane<'a> {
+    channel: &'a Channel,
+    routes: &'a LaneRoutes,
 }
 
 /// What became of the datagrams, as far as lanes don't count it.
@@ -80,26 +60,14 @@ pub struct RouteCounts {
     pub span_ns: Option<(u64, u64)>,
 }
 
-/// Datagrams that share all of this are of one line.
-#[derive(Debug)]
-struct Route {
-    file: usize,
-    dst: SocketAddr,
-    /// Several channels can share an address: IEX-TP tells them apart by a number in each packet.
-    iex_channel: Option<u32>,
-    lane: usize,
-    line: Line,
-}
-
 impl Drive {
     /// Without lanes yet: the input brings them.
     #[must_use]
     pub fn new(options: DriveOptions) -> Self {
         Self {
             options,
-            lanes: Vec::new(),
-            routes: Vec::new(),
-            route_last: 0,
+            channels: Vec::new(),
+            routes: Routes::new(options.feed),
             now: MonoNs(0),
             counts: RouteCounts::default(),
         }
@@ -125,22 +93,22 @@ impl Drive {
                 }
             }
         }
-        for (index, lane) in self.lanes.iter_mut().enumerate() {
-            lane.channel.finish(&mut LaneSink { outlet, lane: index });
+        for (lane, channel) in self.channels.iter_mut().enumerate() {
+            channel.finish(&mut LaneSink { outlet, lane });
         }
         outlet.check()
     }
 
     /// The lanes, in the order in which they were found.
-    #[must_use]
-    pub fn lanes(&self) -> &[Lane] {
-        &self.lanes
+    pub fn lanes(&self) -> impl ExactSizeIterator<Item = Lane<'_>> {
+        self.channels.iter().zip(self.routes.lanes()).map(|(channel, routes)| Lane { channel, routes })
     }
 
     /// What became of the datagrams.
     #[must_use]
     pub fn counts(&self) -> RouteCounts {
-        self.counts
+        let unrouted = self.routes.counts();
+        RouteCounts { unrecognised: unrouted.unrecognised, other_feed: unrouted.other_feed, ..self.counts }
     }
 
     #[inline]
@@ -155,19 +123,17 @@ impl Drive {
         self.counts.datagrams += 1;
         let (first_ns, last_ns) = self.counts.span_ns.unwrap_or((datagram.time_ns, datagram.time_ns));
         self.counts.span_ns = Some((first_ns, last_ns.max(datagram.time_ns)));
-        let route = match self.find_route(file, datagram) {
-            Some(route) => route,
-            None => match self.open_route(file, datagram, merge, outlet, watch)? {
-                Some(route) => route,
-                None => return Ok(()),
-            },
+        let Some(source) = merge.file(file) else { return Ok(()) };
+        let Some(Routed { lane, line, is_new_lane }) = self.routes.route(file, datagram, source)? else {
+            return Ok(());
         };
-        let Some(&Route { lane, line, .. }) = self.routes.get(route) else { return Ok(()) };
-        self.route_last = route;
+        if is_new_lane {
+            self.open_lane(lane, source, outlet, watch)?;
+        }
         // Captures of several cards are a little out of order; time itself never is.
         self.now = self.now.max(MonoNs(datagram.time_ns));
         self.fire_deadlines(outlet);
-        if let Some(Lane { channel, .. }) = self.lanes.get_mut(lane) {
+        if let Some(channel) = self.channels.get_mut(lane) {
             let bytes = datagram.payload;
             let ts_recv = UnixNs(datagram.time_ns);
             channel.accept(Datagram { line, bytes, ts_recv }, self.now, &mut LaneSink { outlet, lane });
@@ -180,11 +146,11 @@ impl Drive {
     #[inline]
     fn fire_deadlines<O: Outlet>(&mut self, outlet: &mut O) {
         loop {
-            let due = self.lanes.iter().enumerate().filter_map(|(lane, Lane { channel, .. })| {
+            let due = self.channels.iter().enumerate().filter_map(|(lane, channel)| {
                 channel.next_deadline().filter(|deadline| *deadline < self.now).map(|deadline| (deadline, lane))
             });
             let Some((deadline, lane)) = due.min() else { return };
-            let Some(Lane { channel, .. }) = self.lanes.get_mut(lane) else { return };
+            let Some(channel) = self.channels.get_mut(lane) else { return };
             channel.on_deadline(deadline, &mut LaneSink { outlet, lane });
             debug_assert_ne!(channel.next_deadline(), Some(deadline), "a deadline that was acted on is over");
             if channel.next_deadline() == Some(deadline) {
@@ -193,93 +159,27 @@ impl Drive {
         }
     }
 
-    #[inline]
-    fn find_route(&self, file: usize, datagram: &CapturedDatagram<'_>) -> Option<usize> {
-        let takes = |route: &Route| {
-            route.file == file
-                && route.dst == datagram.dst
-                && route.iex_channel.is_none_or(|number| iex_channel(datagram.payload) == Some(number))
-        };
-        if self.routes.get(self.route_last).is_some_and(takes) {
-            return Some(self.route_last);
-        }
-        self.routes.iter().position(takes)
-    }
-
-    /// The first datagram of its kind: finds its feed, and the lane that it is a line of.
+    /// The first datagram of a lane: sets its channel up.
     #[cold]
-    fn open_route<O: Outlet>(
+    fn open_lane<O: Outlet>(
         &mut self,
-        file: usize,
-        datagram: &CapturedDatagram<'_>,
-        merge: &Merge,
+        lane: usize,
+        source: &CaptureFile,
         outlet: &mut O,
         watch: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
-    ) -> Result<Option<usize>, OfflineError> {
-        let Some(source) = merge.files().nth(file) else { return Ok(None) };
-        let Some((feed, by)) = self.feed_of(datagram.payload, source) else { return Ok(None) };
-        let Some(packet) = parse(feed, datagram.payload) else {
-            self.counts.unrecognised += 1;
-            return Ok(None);
-        };
-        let line_source = LineSource { path: source.path().to_owned(), dst: datagram.dst };
-        let joined = self.lanes.iter().position(|lane| {
-            lane.channel.config().feed == feed
-                && if packet.unsequenced { lane.has_unsequenced } else { lane.session == packet.session }
-        });
-        let lane_index = joined.unwrap_or(self.lanes.len());
-        if joined.is_none() {
-            let lacking = self.options.schemas.unwrap_or_default().without(SchemaSet::of_feed(feed));
-            if lacking != SchemaSet::default() {
-                return Err(OfflineError::SchemaNotOfFeed { feed, lacking });
-            }
-            let config = self.channel_config(lane_index, feed, source);
-            outlet.lane(lane_index, &config)?;
-            self.lanes.push(Lane {
-                channel: Channel::new(config),
-                lines: Vec::new(),
-                session: packet.session,
-                has_unsequenced: packet.unsequenced,
-            });
+    ) -> Result<(), OfflineError> {
+        let Some(routes) = self.routes.lanes().get(lane) else { return Ok(()) };
+        let feed = routes.feed;
+        let lacking = self.options.schemas.unwrap_or_default().without(SchemaSet::of_feed(feed));
+        if lacking != SchemaSet::default() {
+            return Err(OfflineError::SchemaNotOfFeed { feed, lacking });
         }
-        let Some(lane) = self.lanes.get_mut(lane_index) else { return Ok(None) };
-        // Packets without a number can only be taken as they come: as one line.
-        let position = if packet.unsequenced { 0 } else { lane.lines.len() };
-        if position >= LINES_MAX {
-            return Err(OfflineError::TooManyLines { feed, max: LINES_MAX });
-        }
-        let line = Line(u8::try_from(position).unwrap_or(u8::MAX));
-        lane.lines.push((line, line_source));
-        if joined.is_none() && watch(Event::Found { lane, by }).is_break() {
-            return Err(OfflineError::Interrupted);
-        }
-        self.routes.push(Route {
-            file,
-            dst: datagram.dst,
-            iex_channel: (!feed.is_by_order()).then(|| iex_channel(datagram.payload)).flatten(),
-            lane: lane_index,
-            line,
-        });
-        Ok(Some(self.routes.len() - 1))
-    }
-
-    /// The feed of a datagram and what told it; counts those that have none.
-    fn feed_of(&mut self, payload: &[u8], source: &CaptureFile) -> Option<(Feed, Option<GuessedBy>)> {
-        let recognised = recognise(payload);
-        let Some(wanted) = self.options.feed else {
-            let Some(recognised) = recognised else {
-                self.counts.unrecognised += 1;
-                return None;
-            };
-            let Guess { feed, by } = feed_guess::guess(recognised, source.path());
-            return Some((feed, Some(by)));
-        };
-        // Where nothing contradicts it, a heartbeat is taken for what was asked for.
-        if recognised.is_some_and(|recognised| !recognised.feeds().contains(&wanted)) {
-            self.counts.other_feed += 1;
-            return None;
-        }
-        Some((wanted, None))
+        let config = self.channel_config(lane, feed, source);
+        outlet.lane(lane, &config)?;
+        let channel = Channel::new(config);
+        let found = watch(Event::Found { lane: Lane { channel: &channel, routes }, by: routes.by });
+        self.channels.push(channel);
+        if found.is_break() { Err(OfflineError::Interrupted) } else { Ok(()) }
     }
 
     fn channel_config(&self, lane: usize, feed: Feed, source: &CaptureFile) -> ChannelConfig {
@@ -292,17 +192,17 @@ impl Drive {
     }
 }
 
-impl Lane {
+impl<'a> Lane<'a> {
     /// The channel.
     #[must_use]
-    pub fn channel(&self) -> &Channel {
-        &self.channel
+    pub fn channel(self) -> &'a Channel {
+        self.channel
     }
 
     /// Where its lines come from. More than one entry is of line A where packets carry no numbers.
     #[must_use]
-    pub fn lines(&self) -> &[(Line, LineSource)] {
-        &self.lines
+    pub fn lines(self) -> &'a [(Line, LineSource)] {
+        &self.routes.lines
     }
 }
 
@@ -331,24 +231,6 @@ impl<O: Outlet> FrameSink for LaneSink<'_, O> {
         self.outlet.end_of_session(self.lane);
     }
 }
-
-fn parse(feed: Feed, payload: &[u8]) -> Option<Packet<'_>> {
-    match feed {
-        Feed::NasdaqItch | Feed::BxItch | Feed::PsxItch => MoldUdp64::parse(payload),
-        Feed::IexTops => Tops::parse(payload),
-        Feed::IexDeep => Deep::parse(payload),
-    }
-    .ok()
-}
-
-/// The channel number in an IEX-TP header.
-#[inline]
-fn iex_channel(payload: &[u8]) -> Option<u32> {
-    payload.get(4..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
-}
-
-/// Lines of a lane, the recovery line left out.
-const LINES_MAX: usize = Line::RECOVERY.0 as usize;
 
 /// Datagrams between two looks at the outlet's errors and the caller's wish to stop: some milliseconds.
 const DATAGRAMS_PER_LOOK: u64 = 4_096;
