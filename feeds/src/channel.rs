@@ -14,11 +14,12 @@ mod straight_line;
 mod tops;
 
 pub use self::{
+    ahead::Ahead,
     config::{ChannelConfig, LateStart, OrderStoreKind},
     core::Fault,
     evidence::{Broken, Evidence, Why},
     schema_set::SchemaSet,
-    session::Numbering,
+    session::{Belongs, Numbering, SessionTracker},
 };
 use self::{core::Core as _, deep::DeepCore, itch::ItchCore, straight_line::StraightLine, tops::TopsCore};
 pub use crate::channel_state::ChannelState;

@@ -93,6 +93,34 @@ fn push_message(packet: &mut Vec<u8>, packet_bytes_max: usize, length: fn(u16) -
     true
 }
 
+/// Some of the messages of a packet.
+struct Part<'a> {
+    /// They and their lengths.
+    messages: &'a [u8],
+    /// How many there are, at least 1.
+    count: usize,
+    /// Bytes of the messages before them.
+    skipped_bytes: usize,
+}
+
+/// The messages `[from, until)` of a packet, if it holds them all and they are any.
+fn part_of<'a, T: Transport>(packet: &Packet<'a>, from: Sequence, until: Sequence) -> Result<Part<'a>, DropReason> {
+    if from < packet.first || until > packet.next() || from >= until {
+        return Err(DropReason::CountMismatch);
+    }
+    let behind = |sequence: Sequence| {
+        let mut rest = packet.messages;
+        for _ in packet.first.0..sequence.0 {
+            T::next_message(&mut rest);
+        }
+        rest
+    };
+    let (rest, after) = (behind(from), behind(until));
+    let messages = rest.get(..rest.len() - after.len()).unwrap_or_default();
+    let count = usize::try_from(until.0 - from.0).map_err(|_| DropReason::CountMismatch)?;
+    Ok(Part { messages, count, skipped_bytes: packet.messages.len() - rest.len() })
+}
+
 /// What can be told of a feed from one of its datagrams alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Recognised {

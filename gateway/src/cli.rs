@@ -7,6 +7,7 @@ mod check;
 mod demo;
 mod ha;
 mod logging;
+mod merge;
 mod replay;
 mod report;
 mod run;
@@ -29,6 +30,7 @@ pub fn run() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Ha(args) => ha::run(&args),
+        Command::Merge(args) => merge::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Sentinel(args) => sentinel::run(&args),
@@ -78,6 +80,8 @@ enum Command {
     Demo(demo::Args),
     /// The hot-standby pair: judge what it published.
     Ha(ha::Args),
+    /// Put captures of a channel's lines together: each message once, by the venue's numbers.
+    Merge(merge::Args),
     /// Play captures and day files: to the wire, or straight into the pipeline.
     Replay(replay::Args),
     /// Run a configuration until SIGTERM or SIGINT; SIGHUP reads again what may change.

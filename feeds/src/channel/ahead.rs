@@ -7,7 +7,7 @@ use crate::{identity::Line, time::UnixNs};
 
 /// Bounded, allocated once, in the order of arrival.
 #[derive(Debug)]
-pub(super) struct Ahead {
+pub struct Ahead {
     /// Line and receive time of each; its bytes end where the next one's begin.
     held: Vec<(Line, UnixNs, usize)>,
     bytes: Vec<u8>,
@@ -15,19 +15,22 @@ pub(super) struct Ahead {
 
 impl Ahead {
     /// Room for so many datagrams of the usual size: as many as may wait within a numbering.
-    pub(super) fn with_room(datagrams_max: usize) -> Self {
+    #[must_use]
+    pub fn with_room(datagrams_max: usize) -> Self {
         Self {
             held: Vec::with_capacity(datagrams_max),
             bytes: Vec::with_capacity(datagrams_max.saturating_mul(DATAGRAM_BYTES)),
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
 
     /// Holds one more; `false` where there is no room.
-    pub(super) fn hold(&mut self, line: Line, ts_recv: UnixNs, datagram: &[u8]) -> bool {
+    pub fn hold(&mut self, line: Line, ts_recv: UnixNs, datagram: &[u8]) -> bool {
         let has_room =
             self.held.len() < self.held.capacity() && self.bytes.len() + datagram.len() <= self.bytes.capacity();
         if has_room {
@@ -38,18 +41,22 @@ impl Ahead {
     }
 
     /// The `index`th datagram held.
-    pub(super) fn get(&self, index: usize) -> Option<(Line, UnixNs, &[u8])> {
+    #[must_use]
+    pub fn get(&self, index: usize) -> Option<(Line, UnixNs, &[u8])> {
         let (line, ts_recv, end) = *self.held.get(index)?;
         let start = index.checked_sub(1).and_then(|before| self.held.get(before)).map_or(0, |(_, _, end)| *end);
         Some((line, ts_recv, self.bytes.get(start..end)?))
     }
 
-    pub(super) fn clear(&mut self) {
+    /// Forgets what waited.
+    pub fn clear(&mut self) {
         self.held.clear();
         self.bytes.clear();
     }
 
-    pub(super) fn bytes(&self) -> usize {
+    /// Memory held for their bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
         self.bytes.capacity()
     }
 }

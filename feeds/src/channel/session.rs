@@ -11,7 +11,7 @@ use crate::{
 
 /// Follows the sessions of one channel.
 #[derive(Clone, Debug)]
-pub(super) struct SessionTracker {
+pub struct SessionTracker {
     feed: Feed,
     date: Option<TradingDate>,
     current: Option<Numbering>,
@@ -55,7 +55,7 @@ pub struct Numbering {
 
 /// What a packet belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Belongs {
+pub enum Belongs {
     /// The current numbering.
     Current,
     /// A new one, which is current from here on.
@@ -69,7 +69,7 @@ pub(super) enum Belongs {
 impl SessionTracker {
     /// `date` overrides what the input tells; `resume` is the numbering that was current when the gateway last ran.
     #[must_use]
-    pub(super) fn new(feed: Feed, date: Option<TradingDate>, resume: Option<Numbering>) -> Self {
+    pub fn new(feed: Feed, date: Option<TradingDate>, resume: Option<Numbering>) -> Self {
         Self {
             feed,
             date,
@@ -85,12 +85,13 @@ impl SessionTracker {
 
     /// The current numbering.
     #[must_use]
-    pub(super) fn current(&self) -> Option<&Numbering> {
+    pub fn current(&self) -> Option<&Numbering> {
         self.current.as_ref()
     }
 
     /// Whether `packet` would begin a new numbering while another one runs. Changes nothing.
-    pub(super) fn would_begin(&self, packet: &Packet<'_>, ts_recv: UnixNs, expected: Option<Sequence>) -> bool {
+    #[must_use]
+    pub fn would_begin(&self, packet: &Packet<'_>, ts_recv: UnixNs, expected: Option<Sequence>) -> bool {
         let mut trial = self.clone();
         let running = self.current.map(|current| current.session);
         matches!(trial.classify(packet, ts_recv, expected), Belongs::New(session) if Some(session) != running)
@@ -98,7 +99,7 @@ impl SessionTracker {
 
     /// Says what `packet` belongs to. `expected` is the next sequence of the current numbering, once one of its
     /// packets has come in this run.
-    pub(super) fn classify(&mut self, packet: &Packet<'_>, ts_recv: UnixNs, expected: Option<Sequence>) -> Belongs {
+    pub fn classify(&mut self, packet: &Packet<'_>, ts_recv: UnixNs, expected: Option<Sequence>) -> Belongs {
         let sent = packet.send_time.unwrap_or_default();
         let Some(current) = &mut self.current else { return self.begin(packet, ts_recv, sent, 0) };
         if current.venue != packet.session {

@@ -17,7 +17,7 @@ use zerocopy::{
     little_endian::{I64, U16, U32, U64},
 };
 
-use super::{Packet, PacketKind, Transport, VenueSession, push_message};
+use super::{Packet, PacketKind, Transport, VenueSession, part_of, push_message};
 use crate::{drop_reason::DropReason, identity::Sequence, time::UnixNs, venue::wire::wire_struct};
 
 /// Reading end of IEX-TP for the message protocols of `P`.
@@ -215,6 +215,35 @@ pub fn write_heartbeat(out: &mut Vec<u8>, stream: Stream, position: Position) {
     out.extend_from_slice(header.as_bytes());
 }
 
+/// Writes the messages `[from, until)` of a segment as a segment of their own into `out`, whose content is replaced.
+/// All else is the segment's: its stream, its sending time.
+///
+/// # Errors
+/// What [`IexTp::parse`] says of the segment; [`DropReason::CountMismatch`] where it doesn't hold those messages.
+pub fn write_part<P: MessageProtocol>(
+    out: &mut Vec<u8>,
+    datagram: &[u8],
+    from: Sequence,
+    until: Sequence,
+) -> Result<(), DropReason> {
+    let packet = IexTp::<P>::parse(datagram)?;
+    let part = part_of::<IexTp<P>>(&packet, from, until)?;
+    let (whole, _) = Header::ref_from_prefix(datagram).map_err(|_| DropReason::HeaderTruncated)?;
+    let number = |bytes: usize| u16::try_from(bytes).map_err(|_| DropReason::LengthMismatch);
+    let offset = i64::try_from(part.skipped_bytes).map_err(|_| DropReason::LengthMismatch)?;
+    let header = Header {
+        payload_length: U16::new(number(part.messages.len())?),
+        message_count: U16::new(number(part.count)?),
+        stream_offset: I64::new(whole.stream_offset.get().saturating_add(offset)),
+        first_message_sequence_number: U64::new(from.0),
+        ..*whole
+    };
+    out.clear();
+    out.extend_from_slice(header.as_bytes());
+    out.extend_from_slice(part.messages);
+    Ok(())
+}
+
 #[inline]
 fn next_message<'a>(block: &mut &'a [u8]) -> Option<&'a [u8]> {
     let (length, rest) = block.split_first_chunk::<2>()?;
@@ -332,6 +361,22 @@ mod tests {
         check_refused(&segment(&with(6, 1), b"\x01\0a\x01\0b"), DropReason::CountMismatch);
         check_refused(&segment(&with(3, 1), b"\x02\0a"), DropReason::MessageTruncated);
         check_refused(&segment(&with(1, 1), b"\x02"), DropReason::MessageTruncated);
+    }
+
+    #[test]
+    fn a_part_of_a_segment_is_a_segment_of_its_own() {
+        let raw = |first, offset, payload_length, count| Raw { first, offset, payload_length, count, ..HEARTBEAT };
+        let whole = segment(&raw(5, 40, 9, 3), b"\x02\0ab\x01\0c\0\0");
+        let mut part = Vec::new();
+        let mut cut = |from, until| {
+            write_part::<TopsProtocol>(&mut part, &whole, Sequence(from), Sequence(until)).map(|()| part.clone())
+        };
+        assert_eq!(cut(6, 8), Ok(segment(&raw(6, 44, 5, 2), b"\x01\0c\0\0")));
+        assert_eq!(cut(5, 6), Ok(segment(&raw(5, 40, 4, 1), b"\x02\0ab")));
+        assert_eq!(cut(5, 8), Ok(whole.clone()));
+        for (from, until) in [(4, 6), (5, 9), (6, 6), (7, 6)] {
+            assert_eq!(cut(from, until), Err(DropReason::CountMismatch), "{from} to {until}");
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use zerocopy::{
     big_endian::{U16, U64},
 };
 
-use super::{Packet, PacketKind, Transport, VenueSession, push_message};
+use super::{Packet, PacketKind, Transport, VenueSession, part_of, push_message};
 use crate::{drop_reason::DropReason, identity::Sequence, venue::wire::wire_struct};
 
 /// Reading end of MoldUDP64.
@@ -190,6 +190,19 @@ pub fn write_end_of_session(out: &mut Vec<u8>, session: MoldSession, next: Seque
     write_header(out, session, next, COUNT_END_OF_SESSION);
 }
 
+/// Writes the messages `[from, until)` of a packet as a packet of their own into `out`, whose content is replaced.
+///
+/// # Errors
+/// What [`MoldUdp64::parse`] says of the packet; [`DropReason::CountMismatch`] where it doesn't hold those messages.
+pub fn write_part(out: &mut Vec<u8>, datagram: &[u8], from: Sequence, until: Sequence) -> Result<(), DropReason> {
+    let packet = MoldUdp64::parse(datagram)?;
+    let part = part_of::<MoldUdp64>(&packet, from, until)?;
+    let message_count = u16::try_from(part.count).map_err(|_| DropReason::CountMismatch)?;
+    write_header(out, session_name(packet.session), from, message_count);
+    out.extend_from_slice(part.messages);
+    Ok(())
+}
+
 fn write_header(out: &mut Vec<u8>, session: MoldSession, sequence: Sequence, message_count: u16) {
     out.clear();
     let header = Header { session, sequence_number: U64::new(sequence.0), message_count: U16::new(message_count) };
@@ -286,6 +299,20 @@ mod tests {
             assert_eq!((unsequenced.first, unsequenced.count), (Sequence(0), 1));
             // A blank session alone is a session like any other.
             assert!(!MoldUdp64::parse(&packet(session, 1, 1, b"\0\x01a")).unwrap().unsequenced);
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_packet_is_a_packet_of_its_own() {
+        let whole = packet(SESSION, 14, 3, b"\0\x02ab\0\x01c\0\0");
+        let mut part = Vec::new();
+        let mut cut =
+            |from, until| write_part(&mut part, &whole, Sequence(from), Sequence(until)).map(|()| part.clone());
+        assert_eq!(cut(15, 17), Ok(packet(SESSION, 15, 2, b"\0\x01c\0\0")));
+        assert_eq!(cut(14, 15), Ok(packet(SESSION, 14, 1, b"\0\x02ab")));
+        assert_eq!(cut(14, 17), Ok(whole.clone()));
+        for (from, until) in [(13, 15), (14, 18), (15, 15), (16, 15)] {
+            assert_eq!(cut(from, until), Err(DropReason::CountMismatch), "{from} to {until}");
         }
     }
 

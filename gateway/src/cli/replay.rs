@@ -117,10 +117,7 @@ enum TsRecvArg {
 
 /// Runs `mdgw replay`.
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&stop)).context("catch signals")?;
-    }
+    let stop = catch_signals()?;
     if args.offline { run_offline(args, &stop) } else { run_to_wire(args, &stop) }
 }
 
@@ -208,12 +205,21 @@ impl Args {
     }
 }
 
-fn go_on_unless(stop: &AtomicBool) -> ControlFlow<()> {
+/// A flag that SIGINT and SIGTERM raise.
+pub(super) fn catch_signals() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&stop)).context("catch signals")?;
+    }
+    Ok(stop)
+}
+
+pub(super) fn go_on_unless(stop: &AtomicBool) -> ControlFlow<()> {
     if stop.load(Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
 /// A bar over the bytes of all files, on a terminal only.
-fn bar(files: &[PathBuf]) -> ProgressBar {
+pub(super) fn bar(files: &[PathBuf]) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
@@ -229,7 +235,7 @@ fn parse_schema(text: &str) -> Result<SchemaSet, String> {
     })
 }
 
-fn parse_feed(text: &str) -> Result<Feed, String> {
+pub(super) fn parse_feed(text: &str) -> Result<Feed, String> {
     Feed::from_name(text).ok_or_else(|| {
         let known: Vec<&str> = Feed::ALL.iter().map(|feed| feed.name()).collect();
         format!("expected one of {}", known.join(", "))

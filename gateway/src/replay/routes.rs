@@ -141,6 +141,11 @@ impl Routes {
         self.counts
     }
 
+    /// Counts anew: what was routed so far was only looked at.
+    pub fn forget_counts(&mut self) {
+        self.counts = UnroutedCounts::default();
+    }
+
     /// The first datagram of its kind: finds its feed, and the lane that it is a line of.
     #[cold]
     fn open(

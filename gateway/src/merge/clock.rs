@@ -1,0 +1,100 @@
+//! How far the clocks of two captures are apart.
+//!
+//! Method: the median of the differences between the stamps of the same message in both captures. Where both captured
+//! the same line (the same address), only that line is taken: then what differs is the clocks and the way from the
+//! line's last common point to each capturing machine. Where they captured different lines, the lines' own difference
+//! is in it as well. Packets go one way only, so a clock that is ahead looks exactly like a way that is longer: the
+//! difference of the ways can't be taken out.
+
+use std::collections::BTreeMap;
+
+use super::{leads::Differences, sources::Sources, summary::ClockSummary};
+use crate::replay::routes::LineSource;
+
+/// What tells of the clocks of two files: differences, and whether they are of the later file to the earlier (1) or the
+/// other way round (-1).
+#[derive(Default)]
+struct Evidence<'a> {
+    same_line: Vec<(&'a Differences, i64)>,
+    other_lines: Vec<(&'a Differences, i64)>,
+}
+
+/// One estimate for each two files with common messages. `pairs`: two lines' sources and what they differ by.
+pub(super) fn estimates<'a>(
+    sources: &Sources,
+    pairs: impl Iterator<Item = (&'a LineSource, &'a LineSource, &'a Differences)>,
+) -> Vec<ClockSummary> {
+    let mut evidence: BTreeMap<(usize, usize), Evidence<'a>> = BTreeMap::new();
+    for (first, second, differences) in pairs.filter(|(first, second, _)| first.file != second.file) {
+        // Lines are numbered as they were found, so the file of the lower line may be the later one.
+        let sign = if first.file < second.file { 1 } else { -1 };
+        let files = (first.file.min(second.file), first.file.max(second.file));
+        let Evidence { same_line, other_lines } = evidence.entry(files).or_default();
+        let list = if first.dst == second.dst { same_line } else { other_lines };
+        list.push((differences, sign));
+    }
+    let path =
+        |file: usize| sources.files().nth(file).map(|file| file.path().display().to_string()).unwrap_or_default();
+    evidence.iter().map(|((against, file), evidence)| evidence.estimate(path(*file), path(*against))).collect()
+}
+
+impl Evidence<'_> {
+    fn estimate(&self, file: String, against: String) -> ClockSummary {
+        let is_same_line = !self.same_line.is_empty();
+        let taken = if is_same_line { &self.same_line } else { &self.other_lines };
+        let signed = |(differences, sign): &(&Differences, i64)| {
+            let sign = *sign;
+            differences.distribution().into_iter().map(move |(value_ns, count)| (value_ns.saturating_mul(sign), count))
+        };
+        let mut all: Vec<(i64, u64)> = taken.iter().flat_map(signed).collect();
+        all.sort_unstable();
+        let drift_ppm = taken.first().and_then(|(differences, sign)| {
+            let (begin_ns, end_ns, span_ns) = differences.drift();
+            #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+            let ppm = |change_ns: i64| change_ns as f64 * 1e6 / span_ns as f64;
+            (span_ns >= DRIFT_SPAN_NS_MIN).then(|| ppm(end_ns.saturating_sub(begin_ns).saturating_mul(*sign)))
+        });
+        ClockSummary {
+            file,
+            against,
+            by: if is_same_line { SAME_LINE } else { "different lines" },
+            messages: all.iter().map(|(_, count)| count).sum(),
+            offset_ns: quantile(&all, 0.5),
+            p01_ns: quantile(&all, 0.01),
+            p99_ns: quantile(&all, 0.99),
+            drift_ppm,
+        }
+    }
+}
+
+/// The value below which that part of all lies; 0 of nothing.
+pub(super) fn quantile(ascending: &[(i64, u64)], part: f64) -> i64 {
+    let total: u64 = ascending.iter().map(|(_, count)| count).sum();
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rank")]
+    let rank = ((total as f64 * part).ceil() as u64).max(1);
+    let mut seen = 0;
+    for (value, count) in ascending {
+        seen += count;
+        if seen >= rank {
+            return *value;
+        }
+    }
+    ascending.last().map_or(0, |(value, _)| *value)
+}
+
+/// What the better of the two estimates is by.
+pub(super) const SAME_LINE: &str = "the same line";
+/// Shortest time over which a drift is told, ns.
+const DRIFT_SPAN_NS_MIN: u64 = 10_000_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_count_what_stands_behind_each_value() {
+        let all = [(-5, 1), (0, 8), (9, 1)];
+        assert_eq!([0.0, 0.1, 0.11, 0.5, 0.9, 0.91, 1.0].map(|part| quantile(&all, part)), [-5, -5, 0, 0, 0, 9, 9]);
+        assert_eq!(quantile(&[], 0.5), 0);
+    }
+}

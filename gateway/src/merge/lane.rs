@@ -1,0 +1,416 @@
+//! One channel: its numberings one after the other, each message once.
+
+use mdgw_feeds::{
+    arbiter::{Arbiter, ArbiterConfig, Arrival, Delivery, Gap},
+    channel::{Ahead, Belongs, ChannelState, SessionTracker},
+    drop_reason::{DropCounts, DropReason},
+    identity::{Feed, Line, Sequence, Session},
+    time::{MonoNs, TradingDate, UnixNs},
+    transport::{
+        Packet, PacketKind, VenueSession,
+        iextp::{self, DeepProtocol, TopsProtocol},
+        moldudp64,
+    },
+};
+
+use super::{
+    Addresses, PacketSink,
+    leads::Leads,
+    losses::Losses,
+    sources::{Heads, Taken},
+};
+use crate::replay::routes::{self, LINES_MAX, LineSource};
+
+/// A channel that is being merged.
+#[derive(Debug)]
+pub(super) struct Lane {
+    feed: Feed,
+    sessions: SessionTracker,
+    arbiter: Arbiter,
+    /// The next numbering, while this one waits for its last messages.
+    ahead: Ahead,
+    /// The last packet, where it lay so far ahead that only further ones would make it credible.
+    doubtful: Ahead,
+    lines: Vec<LaneLine>,
+    /// The venue's names of the numberings so far, the latest ones.
+    begun: Vec<VenueSession>,
+    forming: Forming,
+    pub(super) leads: Leads,
+    pub(super) counts: LaneCounts,
+    /// Gaps that nobody could fill, the first ones.
+    pub(super) gaps: Vec<(Session, Gap)>,
+    named_max: usize,
+}
+
+/// What was met.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LaneCounts {
+    pub(super) sessions: u64,
+    pub(super) messages: u64,
+    pub(super) packets: u64,
+    pub(super) gaps: u64,
+    pub(super) gap_messages: u64,
+    /// Taken as they came, since nobody had numbered them.
+    pub(super) unsequenced: u64,
+    pub(super) drops: DropCounts,
+}
+
+/// What a line has brought, and what it can't bring any more.
+#[derive(Debug)]
+pub(super) struct LaneLine {
+    file: usize,
+    /// The furthest that the line had got with each of its latest packets, in a ring.
+    furthest: [Sequence; REORDER_PACKETS_MAX],
+    packets: usize,
+    pub(super) losses: Losses,
+}
+
+/// Delivered packets on their way out.
+#[derive(Debug)]
+struct Forming {
+    feed: Feed,
+    addresses: Option<Addresses>,
+    part: Vec<u8>,
+    last_time_ns: u64,
+    /// The end of the session has been said.
+    has_ended: bool,
+}
+
+impl Lane {
+    pub(super) fn new(feed: Feed, date: Option<TradingDate>, named_max: usize) -> Self {
+        let config = ArbiterConfig {
+            lines: u8::try_from(LINES_MAX).unwrap_or(Line::RECOVERY.0),
+            window_packets: WINDOW_PACKETS,
+            datagram_bytes_max: usize::from(u16::MAX),
+            messages_per_packet_max: u64::from(u16::MAX),
+            ..ArbiterConfig::default()
+        };
+        Self {
+            feed,
+            sessions: SessionTracker::new(feed, date, None),
+            arbiter: Arbiter::new(config),
+            ahead: Ahead::with_room(WINDOW_PACKETS),
+            doubtful: Ahead::with_room(1),
+            lines: Vec::new(),
+            begun: Vec::new(),
+            forming: Forming { feed, addresses: None, part: Vec::new(), last_time_ns: 0, has_ended: false },
+            leads: Leads::default(),
+            counts: LaneCounts::default(),
+            gaps: Vec::new(),
+            named_max,
+        }
+    }
+
+    pub(super) fn feed(&self) -> Feed {
+        self.feed
+    }
+
+    /// The current numbering, or the last one.
+    pub(super) fn session(&self) -> Option<Session> {
+        self.sessions.current().map(|current| current.session)
+    }
+
+    pub(super) fn arbiter(&self) -> &Arbiter {
+        &self.arbiter
+    }
+
+    pub(super) fn line(&self, line: Line) -> Option<&LaneLine> {
+        self.lines.get(usize::from(line.0))
+    }
+
+    /// Whether a message has come.
+    pub(super) fn has_begun(&self) -> bool {
+        self.arbiter.expected().is_some()
+    }
+
+    /// Orders numberings by their beginnings; one that hasn't begun comes after all that have.
+    pub(super) fn rank(&self, session: VenueSession) -> usize {
+        self.begun.iter().rposition(|begun| *begun == session).unwrap_or(usize::MAX)
+    }
+
+    /// The lines that are known by now: what none of them has passed yet may still come.
+    pub(super) fn know_lines(&mut self, known: &[(Line, LineSource)]) {
+        for (line, source) in known.iter().skip(self.lines.len()) {
+            debug_assert!(usize::from(line.0) <= self.lines.len(), "lines are numbered as they are found");
+            self.lines.push(LaneLine::new(source.file, self.named_max));
+        }
+    }
+
+    /// The next datagram.
+    pub(super) fn accept(&mut self, taken: &Taken<'_>, heads: &Heads<'_>, output: &mut impl PacketSink) {
+        let Taken { line, packet, datagram, .. } = taken;
+        self.forming.addresses.get_or_insert(Addresses { src: datagram.src, dst: datagram.dst });
+        self.accept_one(*line, packet, UnixNs(datagram.time_ns), datagram.payload, output);
+        self.give_up_what_no_line_brings(heads, output);
+        self.go_ahead(output);
+    }
+
+    /// Nothing follows: what is held goes out, what is missing is declared.
+    pub(super) fn finish(&mut self, output: &mut impl PacketSink) {
+        loop {
+            self.arbitrate(output, |arbiter, mut deliver| arbiter.finish(&mut deliver));
+            if self.ahead.is_empty() {
+                break;
+            }
+            self.go_ahead(output);
+        }
+        // Nothing came after it that would speak against it: a capture may be a sample of a few packets.
+        let doubtful = std::mem::replace(&mut self.doubtful, Ahead::with_room(0));
+        if let Some((line, ts_recv, bytes)) = doubtful.get(0)
+            && let Ok(packet) = routes::parse(self.feed, bytes)
+        {
+            self.arbiter.take_back_jump(line);
+            self.arbitrate(output, |arbiter, mut deliver| arbiter.give_up_before(packet.first, NOW, &mut deliver));
+            self.accept_one(line, &packet, ts_recv, bytes, output);
+        }
+        let frontier = self.arbiter.expected();
+        for line in &mut self.lines {
+            line.losses.end_of_input(frontier);
+        }
+    }
+
+    fn accept_one(
+        &mut self,
+        line: Line,
+        packet: &Packet<'_>,
+        ts_recv: UnixNs,
+        bytes: &[u8],
+        output: &mut impl PacketSink,
+    ) {
+        if packet.unsequenced {
+            self.counts.unsequenced += u64::from(packet.count);
+            self.counts.messages += u64::from(packet.count);
+            self.counts.packets += 1;
+            self.forming.write(ts_recv, bytes, output);
+            return;
+        }
+        if self.is_ahead(packet, ts_recv) {
+            if self.ahead.hold(line, ts_recv, bytes) {
+                return;
+            }
+            // No room to wait any longer.
+            self.arbitrate(output, |arbiter, mut deliver| arbiter.finish(&mut deliver));
+            self.go_ahead(output);
+        }
+        match self.sessions.classify(packet, ts_recv, self.arbiter.expected()) {
+            Belongs::Ended => return self.counts.drops.count(DropReason::SessionStale),
+            Belongs::Unconfirmed => return self.counts.drops.count(DropReason::SessionUnconfirmed),
+            Belongs::New(_) => self.begin_session(packet, output),
+            Belongs::Current => {}
+        }
+        let is_message = packet.kind == PacketKind::Messages;
+        let mut outcome = Ok(());
+        self.arbitrate(output, |arbiter, mut deliver| {
+            outcome = if is_message {
+                let arrival = Arrival {
+                    line,
+                    first: packet.first,
+                    next: packet.next(),
+                    // Handed back as it is: the whole datagram, so that it can go out unchanged.
+                    block: bytes,
+                    ts_recv,
+                    send_time: packet.send_time,
+                    now: NOW,
+                };
+                arbiter.accept(arrival, &mut deliver)
+            } else {
+                arbiter.announce(line, packet.first, NOW, &mut deliver)
+            };
+        });
+        self.doubtful.clear();
+        match outcome {
+            Ok(()) | Err(DropReason::Duplicate | DropReason::LateAfterGap) => self.note(line, packet, ts_recv),
+            Err(DropReason::SequenceJump) if is_message => {
+                self.doubtful.hold(line, ts_recv, bytes);
+            }
+            Err(_) => {}
+        }
+        if !is_message {
+            self.forming.heartbeat(packet, ts_recv, bytes, self.arbiter.expected(), output);
+        }
+    }
+
+    /// The line has brought the packet: how far it is, what it has lost, whom it led.
+    fn note(&mut self, line: Line, packet: &Packet<'_>, ts_recv: UnixNs) {
+        let Some(lane_line) = self.lines.get_mut(usize::from(line.0)) else { return };
+        let (first, next) = (packet.first, packet.next());
+        lane_line.reach(next);
+        let is_new = lane_line.losses.saw(first, next);
+        if is_new && packet.kind == PacketKind::Messages {
+            self.leads.saw(line, lane_line.file, first, next, ts_recv);
+        }
+    }
+
+    /// Whether a packet belongs to the next numbering while this one still waits for something.
+    fn is_ahead(&self, packet: &Packet<'_>, ts_recv: UnixNs) -> bool {
+        if self.arbiter.state() != ChannelState::Gap {
+            return false;
+        }
+        if self.sessions.would_begin(packet, ts_recv, self.arbiter.expected()) {
+            return true;
+        }
+        let begun = self.ahead.get(0).and_then(|(_, _, bytes)| routes::parse(self.feed, bytes).ok());
+        begun.is_some_and(|begun| {
+            let is_other = self.sessions.current().is_some_and(|current| current.venue != begun.session);
+            begun.session == packet.session && (is_other || packet.send_time >= begun.send_time)
+        })
+    }
+
+    /// Lets the next numbering begin once nothing of the current one can come any more.
+    fn go_ahead(&mut self, output: &mut impl PacketSink) {
+        if self.ahead.is_empty() || self.arbiter.state() == ChannelState::Gap {
+            return;
+        }
+        let mut ahead = std::mem::replace(&mut self.ahead, Ahead::with_room(0));
+        let mut index = 0;
+        while let Some((line, ts_recv, bytes)) = ahead.get(index) {
+            if let Ok(packet) = routes::parse(self.feed, bytes) {
+                self.accept_one(line, &packet, ts_recv, bytes, output);
+            }
+            index += 1;
+        }
+        ahead.clear();
+        self.ahead = ahead;
+    }
+
+    fn begin_session(&mut self, packet: &Packet<'_>, output: &mut impl PacketSink) {
+        let is_first = self.counts.sessions == 0;
+        if !is_first {
+            self.arbitrate(output, |arbiter, mut deliver| arbiter.finish(&mut deliver));
+        }
+        let ended = self.arbiter.expected();
+        for line in &mut self.lines {
+            line.losses.begin_session(ended);
+            line.furthest.fill(Sequence(0));
+            line.packets = 0;
+        }
+        self.leads.begin_session();
+        self.counts.sessions += 1;
+        if self.begun.len() >= SESSIONS_REMEMBERED {
+            self.begun.remove(0);
+        }
+        self.begun.push(packet.session);
+        // Captures that begin late have lost nothing; once running, a numbering is expected from its first message.
+        let joins_late = is_first && packet.first > Sequence(1);
+        self.arbiter.begin_session((!joins_late).then_some(Sequence(1)));
+    }
+
+    /// Declares what every line has passed, or has ended before.
+    fn give_up_what_no_line_brings(&mut self, heads: &Heads<'_>, output: &mut impl PacketSink) {
+        if self.arbiter.state() != ChannelState::Gap {
+            return;
+        }
+        let passed = self.lines.iter().filter(|line| heads.goes_on(line.file)).map(LaneLine::passed).min();
+        if let Some(passed) = passed.filter(|passed| self.arbiter.expected().is_some_and(|expected| *passed > expected))
+        {
+            self.arbitrate(output, |arbiter, mut deliver| arbiter.give_up_before(passed, NOW, &mut deliver));
+        }
+    }
+
+    /// Lets the arbiter work and writes what it delivers.
+    fn arbitrate(
+        &mut self,
+        output: &mut impl PacketSink,
+        work: impl FnOnce(&mut Arbiter, &mut dyn FnMut(Delivery<'_>)),
+    ) {
+        let Self { arbiter, forming, counts, gaps, lines, sessions, named_max, .. } = self;
+        let session = sessions.current().map(|current| current.session);
+        work(arbiter, &mut |delivery| match delivery {
+            Delivery::Packet { first, next, from, until, block, ts_recv, .. } => {
+                counts.messages += until.0 - from.0;
+                counts.packets += 1;
+                if (first, next) == (from, until) {
+                    forming.write(ts_recv, block, output);
+                } else {
+                    forming.write_part(ts_recv, block, from, until, output);
+                }
+            }
+            Delivery::Gap(gap) => {
+                counts.gaps += 1;
+                counts.gap_messages += gap.count();
+                if let Some(session) = session.filter(|_| gaps.len() < *named_max) {
+                    gaps.push((session, gap));
+                }
+                lines.iter_mut().for_each(|line| line.losses.lost_by_all(gap));
+            }
+        });
+    }
+}
+
+impl LaneLine {
+    fn new(file: usize, named_max: usize) -> Self {
+        Self { file, furthest: [Sequence(0); REORDER_PACKETS_MAX], packets: 0, losses: Losses::new(named_max) }
+    }
+
+    fn reach(&mut self, next: Sequence) {
+        let last = self.furthest.get(self.packets.wrapping_sub(1) % REORDER_PACKETS_MAX).copied().unwrap_or_default();
+        if let Some(slot) = self.furthest.get_mut(self.packets % REORDER_PACKETS_MAX) {
+            *slot = last.max(next);
+        }
+        self.packets += 1;
+    }
+
+    /// The line won't bring anything before this: it had got here so many packets ago as it may reorder.
+    fn passed(&self) -> Sequence {
+        self.furthest.get(self.packets % REORDER_PACKETS_MAX).copied().unwrap_or_default()
+    }
+}
+
+impl Forming {
+    fn write(&mut self, ts_recv: UnixNs, datagram: &[u8], output: &mut impl PacketSink) {
+        self.last_time_ns = ts_recv.0;
+        self.has_ended = false;
+        if let Some(addresses) = &self.addresses {
+            output.datagram(ts_recv.0, addresses, datagram);
+        }
+    }
+
+    fn write_part(
+        &mut self,
+        ts_recv: UnixNs,
+        whole: &[u8],
+        from: Sequence,
+        until: Sequence,
+        output: &mut impl PacketSink,
+    ) {
+        let mut part = std::mem::take(&mut self.part);
+        let cut = match self.feed {
+            Feed::NasdaqItch | Feed::BxItch | Feed::PsxItch => moldudp64::write_part(&mut part, whole, from, until),
+            Feed::IexTops => iextp::write_part::<TopsProtocol>(&mut part, whole, from, until),
+            Feed::IexDeep => iextp::write_part::<DeepProtocol>(&mut part, whole, from, until),
+        };
+        debug_assert_eq!(cut, Ok(()), "what the arbiter delivers of a packet is in it");
+        if cut.is_ok() {
+            self.write(ts_recv, &part, output);
+        }
+        self.part = part;
+    }
+
+    /// One line's heartbeats are enough, and only where nothing else says that the channel lives.
+    fn heartbeat(
+        &mut self,
+        packet: &Packet<'_>,
+        ts_recv: UnixNs,
+        bytes: &[u8],
+        expected: Option<Sequence>,
+        output: &mut impl PacketSink,
+    ) {
+        let is_end = packet.kind == PacketKind::EndOfSession;
+        let is_idle = ts_recv.0 >= self.last_time_ns.saturating_add(HEARTBEAT_NS);
+        if expected == Some(packet.first) && (is_idle || (is_end && !self.has_ended)) {
+            self.write(ts_recv, bytes, output);
+            self.has_ended = is_end;
+        }
+    }
+}
+
+/// The arbiter's deadlines are not used: what is given up is decided by number.
+const NOW: MonoNs = MonoNs(0);
+/// Packets held while something before them is missing: more than files may be apart.
+const WINDOW_PACKETS: usize = 4_096;
+/// So many packets late, a line may still bring something.
+const REORDER_PACKETS_MAX: usize = 64;
+/// Silence after which a heartbeat is worth keeping, ns.
+const HEARTBEAT_NS: u64 = 500_000_000;
+/// Numberings whose order is remembered.
+const SESSIONS_REMEMBERED: usize = 64;

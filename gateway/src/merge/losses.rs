@@ -1,0 +1,203 @@
+//! What one line has lost.
+
+use std::collections::BTreeMap;
+
+use mdgw_feeds::{arbiter::Gap, identity::Sequence};
+
+/// Holes in what one line brought, numbering by numbering.
+#[derive(Debug)]
+pub(super) struct Losses {
+    /// What the line brings next if nothing is lost; `None` before its first packet.
+    expected: Option<Sequence>,
+    /// Holes that may still be filled, by their first message; disjoint.
+    open: BTreeMap<Sequence, Sequence>,
+    named_max: usize,
+    pub(super) counts: LossCounts,
+    /// The first holes of all.
+    pub(super) named: Vec<Gap>,
+}
+
+/// Messages that a line didn't bring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LossCounts {
+    /// Messages brought, each once.
+    pub(super) messages: u64,
+    /// Between the line's first message and the last one that it could have brought.
+    pub(super) lost_messages: u64,
+    /// Of these, messages that no other line had either.
+    pub(super) lost_by_all: u64,
+    pub(super) holes: u64,
+    pub(super) longest_hole: u64,
+    /// Brought later than a later one.
+    pub(super) reordered: u64,
+    /// Packets that the line had brought before.
+    pub(super) repeated_packets: u64,
+    /// At the end of the input: what others still had when the line's capture was over.
+    pub(super) missing_at_end: u64,
+}
+
+impl Losses {
+    pub(super) fn new(named_max: usize) -> Self {
+        Self { expected: None, open: BTreeMap::new(), named_max, counts: LossCounts::default(), named: Vec::new() }
+    }
+
+    /// The line brought `[first, next)`, nothing for a heartbeat. Whether any of it was new from this line.
+    #[inline]
+    pub(super) fn saw(&mut self, first: Sequence, next: Sequence) -> bool {
+        let expected = *self.expected.get_or_insert(first);
+        if first == expected {
+            self.counts.messages += next.0 - first.0;
+            self.expected = Some(next);
+            return true;
+        }
+        self.saw_out_of_order(expected, first, next)
+    }
+
+    /// A numbering has ended before `ended`, and the next one begins at 1.
+    pub(super) fn begin_session(&mut self, ended: Option<Sequence>) {
+        if let (Some(expected), Some(ended)) = (self.expected, ended)
+            && let Some(tail) = Gap::new(expected, ended)
+        {
+            self.open.insert(tail.first(), tail.next());
+        }
+        self.close_all();
+        // A line that is known is expected to bring all of it.
+        self.expected = self.expected.map(|_| Sequence(1));
+    }
+
+    /// No line has brought these.
+    pub(super) fn lost_by_all(&mut self, gap: Gap) {
+        let first = self.expected.map_or(0, |_| gap.count());
+        self.counts.lost_by_all += first;
+    }
+
+    /// The input has ended, and the numbering with it before `ended`.
+    pub(super) fn end_of_input(&mut self, ended: Option<Sequence>) {
+        if let (Some(expected), Some(ended)) = (self.expected, ended) {
+            self.counts.missing_at_end = ended.0.saturating_sub(expected.0);
+        }
+        self.close_all();
+    }
+
+    #[cold]
+    fn saw_out_of_order(&mut self, expected: Sequence, first: Sequence, next: Sequence) -> bool {
+        if first > expected {
+            self.open.insert(expected, first);
+            if self.open.len() > OPEN_MAX
+                && let Some((first, next)) = self.open.pop_first()
+            {
+                self.close(first, next);
+            }
+            self.counts.messages += next.0 - first.0;
+            self.expected = Some(next);
+            return true;
+        }
+        let filled = self.fill(first, next.min(expected));
+        let beyond = next.0.saturating_sub(expected.0);
+        self.counts.messages += filled + beyond;
+        self.counts.reordered += filled;
+        self.expected = Some(expected.max(next));
+        let is_new = filled + beyond > 0;
+        self.counts.repeated_packets += u64::from(!is_new && first < next);
+        is_new
+    }
+
+    /// Takes `[first, next)` out of the open holes; how many messages that were.
+    fn fill(&mut self, first: Sequence, next: Sequence) -> u64 {
+        let mut filled = 0;
+        while let Some((&from, &until)) = self.open.range(..next).next_back().filter(|(_, until)| **until > first) {
+            self.open.remove(&from);
+            if from < first {
+                self.open.insert(from, first);
+            }
+            if until > next {
+                self.open.insert(next, until);
+            }
+            filled += until.min(next).0 - from.max(first).0;
+        }
+        filled
+    }
+
+    fn close_all(&mut self) {
+        for (first, next) in std::mem::take(&mut self.open) {
+            self.close(first, next);
+        }
+    }
+
+    fn close(&mut self, first: Sequence, next: Sequence) {
+        let Some(hole) = Gap::new(first, next) else { return };
+        self.counts.holes += 1;
+        self.counts.lost_messages += hole.count();
+        self.counts.longest_hole = self.counts.longest_hole.max(hole.count());
+        if self.named.len() < self.named_max {
+            self.named.push(hole);
+        }
+    }
+}
+
+/// Holes that are remembered as long as a late packet may fill them; before that they count as lost.
+const OPEN_MAX: usize = 1_024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn losses(packets: &[(u64, u64)]) -> Losses {
+        let mut losses = Losses::new(10);
+        for (first, next) in packets {
+            losses.saw(Sequence(*first), Sequence(*next));
+        }
+        losses
+    }
+
+    fn ended(mut losses: Losses, end: u64) -> LossCounts {
+        losses.end_of_input(Some(Sequence(end)));
+        losses.counts
+    }
+
+    #[test]
+    fn holes_are_what_never_came() {
+        let counts = ended(losses(&[(5, 8), (10, 12), (20, 21)]), 25);
+        assert_eq!((counts.messages, counts.lost_messages, counts.holes, counts.longest_hole), (6, 10, 2, 8));
+        assert_eq!(counts.missing_at_end, 4);
+    }
+
+    #[test]
+    fn late_packets_fill_holes_wherever_they_are_cut() {
+        let counts = ended(losses(&[(1, 2), (10, 12), (4, 6), (2, 3), (5, 11)]), 12);
+        assert_eq!((counts.messages, counts.lost_messages, counts.holes), (10, 1, 1));
+        assert_eq!(counts.reordered, 7);
+        let counts = ended(losses(&[(1, 2), (10, 12), (2, 11)]), 12);
+        assert_eq!((counts.messages, counts.lost_messages, counts.holes), (11, 0, 0));
+    }
+
+    #[test]
+    fn what_a_line_repeats_counts_once() {
+        let counts = ended(losses(&[(1, 4), (1, 4), (2, 3), (4, 5)]), 5);
+        assert_eq!((counts.messages, counts.repeated_packets), (4, 2));
+    }
+
+    #[test]
+    fn a_known_line_owes_the_whole_next_numbering() {
+        let mut known = losses(&[(1, 4)]);
+        known.begin_session(Some(Sequence(6)));
+        known.saw(Sequence(3), Sequence(4));
+        assert_eq!(known.named.iter().map(|hole| hole.count()).collect::<Vec<_>>(), [2]);
+        assert_eq!(ended(known, 4).lost_messages, 4);
+        // A line that had not appeared yet owes nothing.
+        let mut unknown = losses(&[]);
+        unknown.begin_session(Some(Sequence(6)));
+        unknown.saw(Sequence(3), Sequence(4));
+        assert_eq!(ended(unknown, 4).lost_messages, 0);
+    }
+
+    #[test]
+    fn memory_stays_bounded() {
+        let mut many = Losses::new(10);
+        for number in 1..10_000 {
+            many.saw(Sequence(number * 2), Sequence(number * 2 + 1));
+        }
+        assert!(many.open.len() <= OPEN_MAX && many.named.len() <= 10);
+        assert_eq!(ended(many, 20_000).lost_messages, 9_998);
+    }
+}

@@ -1,0 +1,480 @@
+//! What a merge found: as tables, or as one line of JSON.
+
+use std::{collections::BTreeMap, fmt::Write as _, path::Path, time::Duration};
+
+use mdgw_feeds::{
+    drop_reason::DropReason,
+    identity::{Feed, Line, Session},
+};
+use serde::Serialize;
+
+use super::{
+    clock::{self, SAME_LINE, quantile},
+    lane::Lane,
+    leads::Differences,
+    output::Written,
+    sources::Sources,
+};
+use crate::{
+    replay::{
+        routes::{LaneRoutes, LineSource},
+        summary::{FileSummary, Table, grouped},
+    },
+    report::quantity::Latency,
+};
+
+/// What a merge found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct MergeSummary {
+    /// Each capture.
+    pub files: Vec<FileSummary>,
+    /// Each channel.
+    pub channels: Vec<LaneSummary>,
+    /// How far the clocks of captures are apart.
+    pub clocks: Vec<ClockSummary>,
+    /// UDP datagrams of no feed that is known.
+    pub unrecognised_datagrams: u64,
+    /// UDP datagrams of a feed that was not asked for.
+    pub other_feed_datagrams: u64,
+    /// Datagrams of known lines that were left out since their framing doesn't fit.
+    pub malformed_datagrams: u64,
+    /// What was written.
+    pub output: OutputSummary,
+    /// How long it took, s.
+    pub elapsed_seconds: f64,
+}
+
+/// One channel.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LaneSummary {
+    /// Its feed.
+    pub feed: &'static str,
+    /// Its last numbering.
+    pub session: Option<String>,
+    /// Numberings.
+    pub sessions: u64,
+    /// Messages written, each once.
+    pub messages: u64,
+    /// Packets written with messages.
+    pub packets: u64,
+    /// Of the messages, those that nobody had numbered: taken in the order of the files.
+    pub unsequenced: u64,
+    /// Gaps that no line could fill.
+    pub gap_count: u64,
+    /// Messages in them.
+    pub gap_messages: u64,
+    /// The first of these gaps.
+    pub gaps: Vec<GapSummary>,
+    /// Packets refused, by reason; copies are not among them.
+    pub drops: BTreeMap<&'static str, u64>,
+    /// Its lines.
+    pub lines: Vec<LineSummary>,
+    /// Which line was ahead of which.
+    pub leads: Vec<LeadSummary>,
+}
+
+/// Messages `[first, next)` that are missing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct GapSummary {
+    /// The numbering.
+    pub session: String,
+    /// First missing sequence.
+    pub first: u64,
+    /// First sequence after the gap.
+    pub next: u64,
+}
+
+/// One line, as one capture has it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LineSummary {
+    /// A, B, …
+    pub line: String,
+    /// The capture.
+    pub path: String,
+    /// Where its packets were sent to.
+    pub dst: String,
+    /// Packets with messages.
+    pub packets: u64,
+    /// Messages, each once.
+    pub messages: u64,
+    /// Messages that this line brought first, by the stamps as they are.
+    pub first_messages: u64,
+    /// Messages missing between the line's first one and its last one.
+    pub lost_messages: u64,
+    /// Of these, messages that no other line had either; the others came from other lines.
+    pub lost_by_all_messages: u64,
+    /// Holes that they lay in.
+    pub holes: u64,
+    /// Messages in the longest of them.
+    pub longest_hole: u64,
+    /// The first holes, as `[first, next)`.
+    pub first_holes: Vec<(u64, u64)>,
+    /// Messages of the channel behind the line's last one.
+    pub missing_at_end: u64,
+    /// Messages that came behind later ones.
+    pub reordered_messages: u64,
+    /// Packets that the line brought more than once.
+    pub repeated_packets: u64,
+    /// Messages that came when they had been given up.
+    pub late_messages: u64,
+}
+
+/// How much earlier messages came on one line than on another.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LeadSummary {
+    /// The line that was first.
+    pub line: String,
+    /// The line that came behind.
+    pub over: String,
+    /// Messages that both brought.
+    pub common_messages: u64,
+    /// Of these, messages that `line` brought first.
+    pub first_messages: u64,
+    /// By how much, ns: the median of those.
+    pub p50_ns: u64,
+    /// The 90th percentile.
+    pub p90_ns: u64,
+    /// The 99th percentile.
+    pub p99_ns: u64,
+    /// The longest lead.
+    pub max_ns: u64,
+    /// What the stamps were compared by: `one clock`, `clocks corrected` (by the offset that stands in `clocks`) or
+    /// `clocks as they are`.
+    pub clocks: &'static str,
+}
+
+/// How far the clock of one capture is ahead of another one's.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct ClockSummary {
+    /// The capture.
+    pub file: String,
+    /// The other one.
+    pub against: String,
+    /// Which common messages were compared: those of the same line, else those of different lines.
+    pub by: &'static str,
+    /// Messages compared.
+    pub messages: u64,
+    /// Median of the stamps' differences, ns: clock offset and difference of the ways in one.
+    pub offset_ns: i64,
+    /// First percentile of the differences.
+    pub p01_ns: i64,
+    /// 99th percentile of the differences.
+    pub p99_ns: i64,
+    /// Change of the difference, parts per million; `None` where the captures are too short to tell.
+    pub drift_ppm: Option<f64>,
+}
+
+/// What was written.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct OutputSummary {
+    /// Where it is.
+    pub path: String,
+    /// Packets, heartbeats included.
+    pub packets: u64,
+    /// Bytes of their payloads.
+    pub payload_bytes: u64,
+}
+
+impl MergeSummary {
+    pub(super) fn of(sources: &Sources, lanes: &[Lane], written: Written, path: &Path, elapsed: Duration) -> Self {
+        let routes = || lanes.iter().zip(sources.routes().lanes());
+        let pairs = routes().flat_map(|(lane, routes)| {
+            let source = |line: Line| source_of(routes, line);
+            lane.leads
+                .pairs()
+                .filter_map(move |(first, second, differences)| Some((source(first)?, source(second)?, differences)))
+        });
+        let clocks = clock::estimates(sources, pairs);
+        let unrouted = sources.routes().counts();
+        Self {
+            files: sources.files().map(|file| FileSummary::of(file, sources.damages())).collect(),
+            channels: routes().map(|(lane, routes)| LaneSummary::of(lane, routes, &clocks)).collect(),
+            clocks,
+            unrecognised_datagrams: unrouted.unrecognised,
+            other_feed_datagrams: unrouted.other_feed,
+            malformed_datagrams: sources.refused().iter().map(|(_, count)| count).sum(),
+            output: OutputSummary {
+                path: path.display().to_string(),
+                packets: written.packets,
+                payload_bytes: written.payload_bytes,
+            },
+            elapsed_seconds: elapsed.as_secs_f64(),
+        }
+    }
+
+    /// One line of JSON.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// Tables for people.
+    #[must_use]
+    pub fn to_table(&self) -> String {
+        let mut table = Table::default();
+        self.files.iter().for_each(|file| file.rows(&mut table));
+        for channel in &self.channels {
+            table.gap();
+            channel.rows(&mut table);
+        }
+        if !self.clocks.is_empty() {
+            table.gap();
+            self.clocks.iter().for_each(|clock| clock.rows(&mut table));
+            table.row("", "(a longer way looks like a clock that is ahead: the offset holds both)".to_owned());
+        }
+        table.gap();
+        for (name, count) in [
+            ("of no known feed", self.unrecognised_datagrams),
+            ("of other feeds", self.other_feed_datagrams),
+            ("malformed packets", self.malformed_datagrams),
+        ] {
+            if count > 0 {
+                table.row(name, grouped(count));
+            }
+        }
+        let OutputSummary { path, packets, payload_bytes } = &self.output;
+        let (packets, payload_bytes) = (grouped(*packets), grouped(*payload_bytes));
+        table.row("written", format!("{path}: {packets} packets, {payload_bytes} bytes of payload"));
+        table.row("merged in", format!("{:.3} s", self.elapsed_seconds));
+        table.text
+    }
+}
+
+impl LaneSummary {
+    fn of(lane: &Lane, routes: &LaneRoutes, clocks: &[ClockSummary]) -> Self {
+        let counts = &lane.counts;
+        let mut drops = BTreeMap::new();
+        for (reason, count) in lane.arbiter().drops().iter().chain(counts.drops.iter()) {
+            if !matches!(reason, DropReason::Duplicate | DropReason::LateAfterGap) {
+                *drops.entry(reason.name()).or_default() += count;
+            }
+        }
+        Self {
+            feed: Feed::name(lane.feed()),
+            session: lane.session().as_ref().map(Session::to_string),
+            sessions: counts.sessions,
+            messages: counts.messages,
+            packets: counts.packets,
+            unsequenced: counts.unsequenced,
+            gap_count: counts.gaps,
+            gap_messages: counts.gap_messages,
+            gaps: lane
+                .gaps
+                .iter()
+                .map(|(session, gap)| GapSummary {
+                    session: session.to_string(),
+                    first: gap.first().0,
+                    next: gap.next().0,
+                })
+                .collect(),
+            drops,
+            lines: routes.lines.iter().map(|(line, source)| LineSummary::of(lane, *line, source)).collect(),
+            leads: lane
+                .leads
+                .pairs()
+                .flat_map(|(first, second, differences)| leads_of(routes, first, second, differences, clocks))
+                .collect(),
+        }
+    }
+
+    fn rows(&self, table: &mut Table) {
+        let name = self.session.as_deref().unwrap_or(self.feed);
+        let sessions = if self.sessions > 1 { format!(", {} numberings", self.sessions) } else { String::new() };
+        table.row("channel", format!("{name}{sessions}"));
+        table.row("  messages", format!("{} in {} packets", grouped(self.messages), grouped(self.packets)));
+        if self.unsequenced > 0 {
+            table.row("  not numbered", format!("{}, taken in the order of the files", grouped(self.unsequenced)));
+        }
+        let gaps = match self.gap_count {
+            0 => "nothing".to_owned(),
+            count => format!("{} messages in {} gaps", grouped(self.gap_messages), grouped(count)),
+        };
+        table.row("  nobody has", gaps);
+        for gap in self.gaps.iter().take(GAPS_SHOWN) {
+            let count = grouped(gap.next - gap.first);
+            table.row("", format!("[{}, {}) {count} of {}", grouped(gap.first), grouped(gap.next), gap.session));
+        }
+        if self.gap_count > GAPS_SHOWN as u64 {
+            table.row("", format!("and {} more", grouped(self.gap_count - GAPS_SHOWN as u64)));
+        }
+        for (reason, count) in &self.drops {
+            table.row(&format!("  dropped {reason}"), grouped(*count));
+        }
+        if self.sessions > 0 {
+            self.line_table(&mut table.text);
+            self.lead_table(&mut table.text);
+        }
+    }
+
+    /// Who brought and lost what.
+    fn line_table(&self, text: &mut String) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "\n  {:<6}{:>12}{:>14}{:>8}{:>12}{:>9}{:>9}{:>12}  from",
+            "line", "packets", "messages", "first", "lost", "holes", "longest", "filled"
+        );
+        for line in &self.lines {
+            let _ = writeln!(
+                text,
+                "  {:<6}{:>12}{:>14}{:>8}{:>12}{:>9}{:>9}{:>12}  {} to {}",
+                line.line,
+                grouped(line.packets),
+                grouped(line.messages),
+                share(line.first_messages, self.messages),
+                grouped(line.lost_messages),
+                grouped(line.holes),
+                grouped(line.longest_hole),
+                grouped(line.lost_messages.saturating_sub(line.lost_by_all_messages)),
+                line.path,
+                line.dst,
+            );
+            let oddities = [
+                ("came out of order", line.reordered_messages),
+                ("came too late", line.late_messages),
+                ("packets came twice", line.repeated_packets),
+                ("not captured at the end", line.missing_at_end),
+            ];
+            for (name, count) in oddities.into_iter().filter(|(_, count)| *count > 0) {
+                let _ = writeln!(text, "        {} {name}", grouped(count));
+            }
+        }
+    }
+
+    /// Who was ahead of whom.
+    fn lead_table(&self, text: &mut String) {
+        if self.leads.is_empty() {
+            return;
+        }
+        let _ = writeln!(
+            text,
+            "\n  {:<6}{:<6}{:>14}{:>8}{:>10}{:>10}{:>10}{:>10}",
+            "first", "over", "common", "share", "p50", "p90", "p99", "max"
+        );
+        for lead in &self.leads {
+            let by = if lead.clocks == ONE_CLOCK { String::new() } else { format!("  {}", lead.clocks) };
+            let _ = writeln!(
+                text,
+                "  {:<6}{:<6}{:>14}{:>8}{:>10}{:>10}{:>10}{:>10}{by}",
+                lead.line,
+                lead.over,
+                grouped(lead.common_messages),
+                share(lead.first_messages, lead.common_messages),
+                Latency(lead.p50_ns),
+                Latency(lead.p90_ns),
+                Latency(lead.p99_ns),
+                Latency(lead.max_ns),
+            );
+        }
+    }
+}
+
+impl LineSummary {
+    fn of(lane: &Lane, line: Line, source: &LineSource) -> Self {
+        let statistics = lane.arbiter().line_statistics(line);
+        let losses = lane.line(line).map(|line| &line.losses);
+        let counts = losses.map(|losses| losses.counts).unwrap_or_default();
+        Self {
+            line: line.to_string(),
+            path: source.path.display().to_string(),
+            dst: source.dst.to_string(),
+            packets: statistics.packets,
+            messages: counts.messages,
+            first_messages: statistics.won_messages,
+            lost_messages: counts.lost_messages,
+            lost_by_all_messages: counts.lost_by_all.min(counts.lost_messages),
+            holes: counts.holes,
+            longest_hole: counts.longest_hole,
+            first_holes: losses
+                .map(|losses| losses.named.iter().map(|hole| (hole.first().0, hole.next().0)).collect())
+                .unwrap_or_default(),
+            missing_at_end: counts.missing_at_end,
+            reordered_messages: counts.reordered,
+            repeated_packets: counts.repeated_packets,
+            late_messages: statistics.late_messages,
+        }
+    }
+}
+
+impl ClockSummary {
+    fn rows(&self, table: &mut Table) {
+        let (file, against) = (&self.file, &self.against);
+        let offset = Latency(self.offset_ns.unsigned_abs());
+        let direction = if self.offset_ns < 0 { "behind" } else { "ahead of" };
+        table.row("clocks", format!("{file} is {offset} {direction} {against}"));
+        let spread = Latency(self.p99_ns.abs_diff(self.p01_ns));
+        let drift = self.drift_ppm.map_or_else(String::new, |ppm| format!(", drifting by {ppm:.3} ppm"));
+        let messages = grouped(self.messages);
+        table.row("", format!("median of {messages} messages of {}; 98 % within {spread}{drift}", self.by));
+    }
+}
+
+/// Both directions of a pair of lines.
+fn leads_of(
+    routes: &LaneRoutes,
+    first: Line,
+    second: Line,
+    differences: &Differences,
+    clocks: &[ClockSummary],
+) -> Vec<LeadSummary> {
+    let (Some(first_source), Some(second_source)) = (source_of(routes, first), source_of(routes, second)) else {
+        return Vec::new();
+    };
+    let (correction_ns, by) = correction(first_source, second_source, clocks);
+    // How much later the second line was.
+    let all: Vec<(i64, u64)> = differences
+        .distribution()
+        .into_iter()
+        .map(|(difference_ns, count)| (difference_ns.saturating_sub(correction_ns), count))
+        .collect();
+    let common_messages = all.iter().map(|(_, count)| count).sum();
+    // Equal stamps: the line that was given first.
+    let ahead: Vec<(i64, u64)> = all.iter().copied().filter(|(lead_ns, _)| *lead_ns >= 0).collect();
+    let behind = all.iter().rev().filter(|(lead_ns, _)| *lead_ns < 0).map(|(lead_ns, count)| (-lead_ns, *count));
+    [(first, second, ahead), (second, first, behind.collect())]
+        .into_iter()
+        .map(|(line, over, leads)| {
+            let at = |part| quantile(&leads, part).unsigned_abs();
+            LeadSummary {
+                line: line.to_string(),
+                over: over.to_string(),
+                common_messages,
+                first_messages: leads.iter().map(|(_, count)| count).sum(),
+                p50_ns: at(0.5),
+                p90_ns: at(0.9),
+                p99_ns: at(0.99),
+                max_ns: at(1.0),
+                clocks: by,
+            }
+        })
+        .collect()
+}
+
+/// By how much the second line's clock is ahead, where the same line in both captures tells.
+fn correction(first: &LineSource, second: &LineSource, clocks: &[ClockSummary]) -> (i64, &'static str) {
+    if first.file == second.file {
+        return (0, ONE_CLOCK);
+    }
+    let (first, second) = (first.path.display().to_string(), second.path.display().to_string());
+    let known = clocks.iter().filter(|clock| clock.by == SAME_LINE).find_map(|clock| {
+        match (clock.against == first && clock.file == second, clock.file == first && clock.against == second) {
+            (true, _) => Some(clock.offset_ns),
+            (_, true) => Some(-clock.offset_ns),
+            _ => None,
+        }
+    });
+    known.map_or((0, "clocks as they are"), |offset_ns| (offset_ns, "clocks corrected"))
+}
+
+fn source_of(routes: &LaneRoutes, wanted: Line) -> Option<&LineSource> {
+    routes.lines.iter().find(|(line, _)| *line == wanted).map(|(_, source)| source)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a share for people")]
+fn share(part: u64, whole: u64) -> String {
+    if whole == 0 { "-".to_owned() } else { format!("{:.1} %", part as f64 * 100.0 / whole as f64) }
+}
+
+const ONE_CLOCK: &str = "one clock";
+/// Gaps in the table; the JSON has more.
+const GAPS_SHOWN: usize = 10;

@@ -1,0 +1,414 @@
+//! `mdgw merge`: whatever lines lose, cut, delay or stamp with other clocks, one capture comes out that has each message
+//! once; who lost and who led is told as it was done; what nobody has is named.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::Read as _,
+    ops::Range,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::Arc,
+};
+
+use mdgw_feeds::{
+    identity::Sequence,
+    time::UnixNs,
+    transport::{
+        Transport as _,
+        iextp::{self, PacketWriter, Position, Stream, Tops},
+        moldudp64::MoldUdp64,
+    },
+};
+use mdgw_tests::{
+    captures,
+    feeds::{self, DAMAGE, DESTINATIONS, MIDNIGHT_NS, Packet, SESSION},
+    process::{self, Ended},
+    site::text,
+};
+use serde_json::Value;
+
+#[test]
+fn lines_that_lose_become_one_capture_that_replays_as_they_do_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let packets = itch(12_000, 1);
+    let [a, b] = feeds::write_damaged(folder.path(), &packets, DAMAGE, 7);
+    let out = folder.path().join("out.pcap");
+    let summary = merge(&[&a, &b], &out, &[]).with_code(0).json();
+    let channel = &summary["channels"][0];
+    assert_eq!((number(&channel["gap_count"]), number(&channel["messages"])), (0, count(&packets)), "{channel}");
+    let schemas = "mbo,mbp-1,trades,statistics,imbalance,status,definition";
+    let together = replay(&[&a, &b], schemas, &[]);
+    assert!(replay(&[&out], schemas, &[]) == together, "the merged capture replays otherwise");
+    // Each line lost and led as the damage was done.
+    let lines = feeds::damaged(&packets, DAMAGE, 7);
+    for (index, line) in lines.iter().enumerate() {
+        let brought: BTreeSet<u64> = line.iter().flat_map(|(_, bytes)| sequences(bytes)).collect();
+        let told = &channel["lines"][index];
+        let (first, last) = (brought.first().unwrap(), brought.last().unwrap());
+        assert_eq!(number(&told["messages"]), brought.len() as u64, "{told}");
+        assert_eq!(number(&told["lost_messages"]), last + 1 - first - brought.len() as u64, "{told}");
+        assert_eq!(number(&told["lost_by_all_messages"]), 0, "{told}");
+        assert!(number(&told["holes"]) > 0 && number(&told["repeated_packets"]) > 0, "{told}");
+    }
+    let lead = &channel["leads"][0];
+    assert_eq!((&lead["line"], &lead["over"]), (&"A".into(), &"B".into()));
+    assert_eq!(number(&lead["p50_ns"]), 3_000, "line B is that much later: {lead}");
+    assert!(number(&lead["first_messages"]) * 10 > number(&lead["common_messages"]) * 9, "{lead}");
+}
+
+/// Order is the venue's: clocks of machines may be seconds or hours apart, in either direction, and drift.
+#[test]
+fn captures_of_machines_whose_clocks_disagree_are_merged_by_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let packets = itch(12_000, 2);
+    let lines = feeds::damaged(&packets, DAMAGE, 8);
+    let paths = ["a.pcap", "b.pcap"].map(|name| folder.path().join(name));
+    feeds::write_capture(&paths[0], DESTINATIONS[0], &lines[0]);
+    feeds::write_capture(&paths[1], DESTINATIONS[1], &lines[1]);
+    let expected = replay(&[&paths[0], &paths[1]], "mbo", &["--ts-recv", "none"]);
+    let out = folder.path().join("out.pcap");
+    for offset_ns in [37_000_000_000_i64, -3_600_000_000_000, 400_000] {
+        let shifted: Vec<Packet> = lines[1]
+            .iter()
+            .map(|(time_ns, bytes)| (time_ns.checked_add_signed(offset_ns).unwrap(), Arc::clone(bytes)))
+            .collect();
+        feeds::write_capture(&paths[1], DESTINATIONS[1], &shifted);
+        for order in [[0, 1], [1, 0]] {
+            let summary = merge(&[&paths[order[0]], &paths[order[1]]], &out, &[]).with_code(0).json();
+            let channel = &summary["channels"][0];
+            assert_eq!(number(&channel["messages"]), count(&packets), "{offset_ns}: {channel}");
+            if order[0] == 0 {
+                assert!(replay(&[&out], "mbo", &["--ts-recv", "none"]) == expected, "{offset_ns}: other records");
+            }
+            let clock = &summary["clocks"][0];
+            let told = clock["offset_ns"].as_i64().unwrap();
+            let wanted = (offset_ns + 3_000) * if order[0] == 0 { 1 } else { -1 };
+            assert_eq!((told, &clock["by"]), (wanted, &"different lines".into()), "{clock}");
+        }
+    }
+}
+
+/// Where both machines have a line in common, its stamps tell the clocks apart, and leads are told without them.
+#[test]
+fn a_line_that_both_machines_have_corrects_the_leads_of_the_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let packets = feeds::spaced(&itch(5_000, 3), 20_000);
+    let write = |name: &str, lines: &[(&str, u64)]| {
+        let path = folder.path().join(name);
+        let mut all: Vec<(u64, &str, &Arc<[u8]>)> = lines
+            .iter()
+            .flat_map(|(destination, later_ns)| {
+                packets.iter().map(move |(time_ns, bytes)| (time_ns + later_ns, *destination, bytes))
+            })
+            .collect();
+        all.sort_by_key(|(time_ns, ..)| *time_ns);
+        write_lines(&path, &all);
+        path
+    };
+    let one = write("one.pcap", &[(DESTINATIONS[0], 0), (DESTINATIONS[1], 5_000)]);
+    // A clock a second ahead; line B of this machine is 1 us behind its line A.
+    let other = write("other.pcap", &[(DESTINATIONS[0], 1_000_000_000), (DESTINATIONS[1], 1_000_001_000)]);
+    let out = folder.path().join("out.pcap");
+    let summary = merge(&[&one, &other], &out, &[]).with_code(0).json();
+    let clock = &summary["clocks"][0];
+    assert_eq!(&clock["by"], "the same line");
+    let offset_ns = clock["offset_ns"].as_i64().unwrap();
+    assert!((999_990_000..=1_000_010_000).contains(&offset_ns), "{clock}");
+    let channel = &summary["channels"][0];
+    let line = |path: &Path, dst: &str| {
+        let mut lines = channel["lines"].as_array().unwrap().iter();
+        lines.find(|line| line["path"] == text(path) && line["dst"] == dst).unwrap()["line"].clone()
+    };
+    let by = |line: &Value, over: &Value| {
+        let mut leads = channel["leads"].as_array().unwrap().iter();
+        leads.find(|lead| lead["line"] == *line && lead["over"] == *over).unwrap().clone()
+    };
+    let within = by(&line(&one, DESTINATIONS[0]), &line(&one, DESTINATIONS[1]));
+    assert_eq!((number(&within["p50_ns"]), &within["clocks"]), (5_000, &"one clock".into()), "{within}");
+    let across: Vec<&Value> =
+        channel["leads"].as_array().unwrap().iter().filter(|lead| lead["clocks"] == "clocks corrected").collect();
+    assert!(!across.is_empty());
+    assert!(across.iter().all(|lead| number(&lead["max_ns"]) < 20_000), "{across:?}");
+}
+
+#[test]
+fn lines_that_cut_packets_differently_and_begin_again_become_one() {
+    let folder = tempfile::tempdir().unwrap();
+    // Three numberings under one session id, as IEX does it; the lines cut each one in their own way and lose some, but
+    // never the same message.
+    let line = |seed: usize, later_ns: u64, lost: &dyn Fn(Range<u64>) -> bool| {
+        let mut packets = Vec::new();
+        for numbering in 0..3_u64 {
+            let begin_ns = BEGIN_NS + numbering * 60_000_000_000;
+            packets.extend(iex_line(400, seed, begin_ns, later_ns, lost));
+        }
+        packets
+    };
+    let a = line(3, 0, &|range| range.start % 100 >= 20 && (range.end - 1) % 100 < 40 && range.start % 100 < 40);
+    let b = line(1, 7_000, &|range| range.start % 100 >= 60 && range.end % 100 >= 60);
+    let whole = line(1, 0, &|_| false);
+    let paths = ["a.pcap", "b.pcap", "whole.pcap", "out.pcap"].map(|name| folder.path().join(name));
+    for (path, packets) in paths.iter().zip([&a, &b, &whole]) {
+        feeds::write_capture(path, DESTINATIONS[0], packets);
+    }
+    let missing = |packets: &[Packet]| 3 * 400 - packets.iter().map(|(_, bytes)| iex_count(bytes)).sum::<u64>();
+    assert!(missing(&a) > 0 && missing(&b) > 0, "both lose");
+    let ended = merge(&[&paths[0], &paths[1]], &paths[3], &[]);
+    let summary = ended.json();
+    let channel = &summary["channels"][0];
+    assert_eq!(number(&channel["sessions"]), 3, "{channel}");
+    assert_eq!(number(&channel["messages"]) + number(&channel["gap_messages"]), 1_200, "{channel}");
+    assert_eq!(number(&channel["gap_count"]), 0, "{channel}");
+    let without_times = ["--ts-recv", "none"];
+    let expected = replay(&[&paths[2]], "mbp-1", &without_times);
+    assert!(replay(&[&paths[3]], "mbp-1", &without_times) == expected, "other records");
+    let again = folder.path().join("again.pcap");
+    let summary = merge(&[&paths[3]], &again, &[]).with_code(0).json();
+    assert_eq!(number(&summary["channels"][0]["messages"]), 1_200);
+    assert!(fs::read(&again).unwrap() == fs::read(&paths[3]).unwrap(), "what is merged stays as it is");
+}
+
+#[test]
+fn channels_that_share_files_come_out_each_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let channels = [(*b"CHANNEL001", 4), (*b"CHANNEL002", 5)].map(|(session, seed)| {
+        let packets = feeds::itch_packets(feeds::itch_day(8_000, seed), session, MIDNIGHT_NS);
+        (count(&packets), feeds::damaged(&packets, DAMAGE, seed))
+    });
+    let destinations = [["239.1.1.1:1001", "239.1.1.2:1001"], ["239.1.2.1:1002", "239.1.2.2:1002"]];
+    // One machine has everything, the other the B lines alone, by a clock five seconds behind.
+    let all = |wanted: &dyn Fn(usize) -> bool, earlier_ns: u64| {
+        let mut all: Vec<(u64, &str, &Arc<[u8]>)> = Vec::new();
+        for ((_, lines), destinations) in channels.iter().zip(&destinations) {
+            for (index, line) in lines.iter().enumerate().filter(|(index, _)| wanted(*index)) {
+                all.extend(line.iter().map(|(time_ns, bytes)| (time_ns - earlier_ns, destinations[index], bytes)));
+            }
+        }
+        all.sort_by_key(|(time_ns, ..)| *time_ns);
+        all
+    };
+    let [first, second, out] = ["first.pcap", "second.pcap", "out.pcap"].map(|name| folder.path().join(name));
+    write_lines(&first, &all(&|_| true, 0));
+    write_lines(&second, &all(&|index| index == 1, 5_000_000_000));
+    let summary = merge(&[&first, &second], &out, &[]).with_code(0).json();
+    for (channel, (messages, _)) in summary["channels"].as_array().unwrap().iter().zip(&channels) {
+        assert_eq!((number(&channel["messages"]), number(&channel["gap_count"])), (*messages, 0), "{channel}");
+        assert_eq!(channel["lines"].as_array().unwrap().len(), 3, "{channel}");
+    }
+    let read = process::run(["replay", "--offline", text(&out), "--feed", "nasdaq-itch-5.0", "--json"]).with_code(0);
+    let channels_read = read.json()["channels"].clone();
+    let gaps: Vec<u64> = channels_read.as_array().unwrap().iter().map(|channel| number(&channel["gaps"])).collect();
+    assert_eq!(gaps, [0, 0], "{channels_read}");
+}
+
+#[test]
+fn what_nobody_has_is_named_and_the_answer_is_no() {
+    let folder = tempfile::tempdir().unwrap();
+    let packets = itch(2_000, 6);
+    let [a, b, out] = ["a.pcap", "b.pcap", "out.pcap"].map(|name| folder.path().join(name));
+    let (lost_by_all, lost_by_a) = (packets.len() / 2, packets.len() / 3);
+    let without = |lost: &[usize]| {
+        let kept = packets.iter().enumerate().filter(|(index, _)| !lost.contains(index));
+        kept.map(|(_, packet)| packet.clone()).collect::<Vec<_>>()
+    };
+    feeds::write_capture(&a, DESTINATIONS[0], &without(&[lost_by_all, lost_by_a]));
+    feeds::write_capture(&b, DESTINATIONS[1], &without(&[lost_by_all]));
+    let ended = merge(&[&a, &b], &out, &[]).with_code(1);
+    let summary = ended.json();
+    let channel = &summary["channels"][0];
+    let missing = sequences(&packets[lost_by_all].1);
+    let gap = &channel["gaps"][0];
+    assert_eq!((number(&gap["first"]), number(&gap["next"])), (missing.start, missing.end), "{channel}");
+    assert_eq!(number(&channel["gap_count"]), 1);
+    let only_a = sequences(&packets[lost_by_a].1);
+    let hole = channel["lines"][0]["first_holes"][0].as_array().unwrap().iter().map(number).collect::<Vec<_>>();
+    assert_eq!(hole, [only_a.start, only_a.end]);
+    let table = process::run(["merge", text(&a), text(&b), "-o", text(&out)]).with_code(1).stdout;
+    assert!(
+        table.contains("nobody has") && table.contains(&format!("{} messages in 1 gaps", missing.count())),
+        "{table}"
+    );
+}
+
+#[test]
+fn bad_input_keeps_what_was_merged_and_is_told_by_file_and_offset() {
+    let folder = tempfile::tempdir().unwrap();
+    let [a, b] = feeds::write_damaged(folder.path(), &itch(5_000, 9), DAMAGE, 9);
+    let path = |name: &str| folder.path().join(name);
+    let (out, bad) = (path("out.pcap"), path("bad.pcap"));
+
+    // A is cut: B goes on alone, and what A had is kept.
+    let whole = fs::read(&a).unwrap();
+    fs::write(&bad, &whole[..whole.len() / 2]).unwrap();
+    let ended = merge(&[&bad, &b], &out, &[]).with_code(2);
+    assert!(ended.stderr.contains(text(&bad)) && ended.stderr.contains("at byte "), "{}", ended.stderr);
+    assert!(ended.stderr.contains("everything before was merged"), "{}", ended.stderr);
+    assert!(!replay(&[&out], "mbo", &[]).is_empty());
+
+    for (content, said) in [
+        (&b""[..], "the file is empty"),
+        (b"no capture at all, but text", "neither pcap nor pcapng"),
+        (b"DBN\x03 and so on", "neither pcap nor pcapng"),
+    ] {
+        fs::write(&bad, content).unwrap();
+        let ended = merge(&[&bad, &b], &out, &[]).with_code(2);
+        assert!(ended.stderr.contains(text(&bad)) && ended.stderr.contains(said), "{}", ended.stderr);
+    }
+    let ended = merge(&[&a, &path("missing.pcap")], &out, &[]).with_code(2);
+    assert!(ended.stderr.contains("missing.pcap"), "{}", ended.stderr);
+
+    // A capture of something else.
+    feeds::write_capture(&bad, DESTINATIONS[0], &[(MIDNIGHT_NS, Arc::from(&b"hello"[..]))]);
+    let ended = merge(&[&bad], &out, &[]).with_code(2);
+    assert!(ended.stderr.contains("a known feed in none of 1 datagrams"), "{}", ended.stderr);
+
+    // The output.
+    let ended = merge(&[&a, &b], Path::new("/dev/full"), &[]).with_code(2);
+    assert!(ended.stderr.contains("write /dev/full") && ended.stderr.contains("space"), "{}", ended.stderr);
+    let before = fs::read(&a).unwrap();
+    let ended = merge(&[&a, &b], &a, &[]).with_code(2);
+    assert!(ended.stderr.contains("is one of the captures"), "{}", ended.stderr);
+    assert!(fs::read(&a).unwrap() == before, "the input is untouched");
+}
+
+#[test]
+fn the_output_goes_down_a_pipe_and_a_closed_one_is_no_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let [a, b] = feeds::write_damaged(folder.path(), &itch(20_000, 10), DAMAGE, 10);
+    let out = folder.path().join("out.pcap");
+    let _ = merge(&[&a, &b], &out, &[]).with_code(0);
+    let piped = || {
+        let mut command = Command::new(process::program());
+        command.args(["merge", text(&a), text(&b), "-o", "-"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let whole = piped().wait_with_output().unwrap();
+    assert!(whole.status.success() && whole.stdout == fs::read(&out).unwrap());
+    assert!(String::from_utf8(whole.stderr).unwrap().contains("nobody has"), "the table goes beside");
+    let mut child = piped();
+    let mut head = [0; 24];
+    child.stdout.take().unwrap().read_exact(&mut head).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    assert_eq!((ended.status.code(), String::from_utf8(ended.stderr).unwrap().as_str()), (Some(0), ""));
+
+    let packed = folder.path().join("out.pcap.zst");
+    let _ = merge(&[&a, &b], &packed, &[]).with_code(0);
+    assert!(replay(&[&packed], "mbo", &[]) == replay(&[&out], "mbo", &[]));
+    assert!(fs::metadata(&packed).unwrap().len() < fs::metadata(&out).unwrap().len());
+}
+
+/// The long DEEP capture begins its numbering eleven times again.
+#[test]
+fn the_long_iex_capture_comes_out_of_two_damaged_lines_as_it_was() {
+    let Some(root) = captures::root("merge: DEEP in twelve numberings") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let packets = feeds::capture_packets(&root.join("iex/deep-1.0-20170425/DEEP10.pcap.gz"));
+    let [a, b] = feeds::write_damaged(folder.path(), &packets, DAMAGE, 11);
+    let out = folder.path().join("out.pcap");
+    let summary = merge(&[&a, &b], &out, &[]).with_code(0).json();
+    let channel = &summary["channels"][0];
+    assert_eq!((number(&channel["sessions"]), number(&channel["gap_count"])), (12, 0), "{channel}");
+    // Overtaken packets come minutes later where nothing happens: longer than a replay by time waits for them.
+    let whole = folder.path().join("whole.pcap");
+    feeds::write_capture(&whole, DESTINATIONS[0], &packets);
+    let without_times = ["--ts-recv", "none"];
+    let expected = replay(&[&whole], "mbp-10,trades,status", &without_times);
+    assert!(
+        replay(&[&out], "mbp-10,trades,status", &without_times) == expected,
+        "the merged capture replays otherwise"
+    );
+}
+
+fn merge(files: &[&Path], out: &Path, more: &[&str]) -> Ended {
+    let files = files.iter().map(|path| text(path));
+    process::run(["merge"].into_iter().chain(files).chain(["-o", text(out), "--json"]).chain(more.iter().copied()))
+}
+
+/// The records of captures, replayed together.
+fn replay(files: &[&Path], schema: &str, more: &[&str]) -> Vec<u8> {
+    let folder = tempfile::tempdir().unwrap();
+    let out: PathBuf = folder.path().join("out.dbn");
+    let files = files.iter().map(|path| text(path));
+    let made = ["--schema", schema, "-o", text(&out)];
+    let fixed = ["replay", "--offline"];
+    let _ = process::run(fixed.into_iter().chain(files).chain(made).chain(more.iter().copied())).with_code(0);
+    fs::read(out).unwrap()
+}
+
+fn itch(messages: u64, seed: u64) -> Vec<Packet> {
+    feeds::itch_packets(feeds::itch_day(messages, seed), SESSION, MIDNIGHT_NS)
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
+}
+
+/// Messages of a MoldUDP64 packet; none of the end of the session.
+fn sequences(bytes: &[u8]) -> Range<u64> {
+    let packet = MoldUdp64::parse(bytes).unwrap();
+    packet.first.0..packet.next().0
+}
+
+fn count(packets: &[Packet]) -> u64 {
+    packets.iter().map(|(_, bytes)| sequences(bytes).count() as u64).sum()
+}
+
+fn write_lines(path: &Path, packets: &[(u64, &str, &Arc<[u8]>)]) {
+    let file = std::io::BufWriter::new(fs::File::create(path).unwrap());
+    let mut writer = mdgw::capture_file::PcapWriter::new(file).unwrap();
+    for (time_ns, destination, bytes) in packets {
+        writer.datagram(*time_ns, "10.0.0.1:40000".parse().unwrap(), destination.parse().unwrap(), bytes).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+const BEGIN_NS: u64 = 1_517_063_400_000_000_000;
+
+/// A numbering of so many TOPS quotes, cut into packets of one message more than `seed` and less, with what is lost left out.
+fn iex_line(
+    messages: u64,
+    seed: usize,
+    begin_ns: u64,
+    later_ns: u64,
+    lost: &dyn Fn(Range<u64>) -> bool,
+) -> Vec<Packet> {
+    let stream = Stream { message_protocol_id: iextp::PROTOCOL_TOPS_1_6, channel_id: 1, session_id: 9 };
+    let mut packets = Vec::new();
+    let (mut first, mut stream_offset) = (1_u64, 0);
+    while first <= messages {
+        let sent_ns = begin_ns + first * 10_000;
+        let position = Position { first: Sequence(first), stream_offset, send_time: UnixNs(sent_ns) };
+        let mut bytes = Vec::new();
+        let mut writer = PacketWriter::begin(&mut bytes, stream, position, 1_400);
+        let wanted = (usize::try_from(first).unwrap() * seed) % (seed + 1) + 1;
+        for sequence in (first..=messages).take(wanted) {
+            assert!(writer.push(&quote(begin_ns, sequence)));
+        }
+        let count = u64::from(writer.finish());
+        stream_offset += (bytes.len() - iextp::HEADER_BYTES) as u64;
+        if !lost(first..first + count) {
+            packets.push((sent_ns + later_ns, Arc::from(bytes)));
+        }
+        first += count;
+    }
+    packets
+}
+
+fn iex_count(bytes: &[u8]) -> u64 {
+    u64::from(Tops::parse(bytes).unwrap().count)
+}
+
+/// A TOPS quote update that no other message is.
+fn quote(begin_ns: u64, sequence: u64) -> Vec<u8> {
+    let mut message = vec![b'Q', 0];
+    message.extend_from_slice(&(begin_ns + sequence * 1_000).to_le_bytes());
+    message.extend_from_slice(b"MDGW    ");
+    let price = 100_000 + i64::try_from(sequence).unwrap() * 100;
+    message.extend_from_slice(&(100 + u32::try_from(sequence).unwrap()).to_le_bytes());
+    message.extend_from_slice(&price.to_le_bytes());
+    message.extend_from_slice(&(price + 100).to_le_bytes());
+    message.extend_from_slice(&200_u32.to_le_bytes());
+    message
+}
