@@ -5,6 +5,7 @@
 
 mod check;
 mod demo;
+mod diff;
 mod ha;
 mod logging;
 mod merge;
@@ -29,6 +30,7 @@ pub fn run() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Check(args) => check::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Diff(args) => diff::run(&args),
         Command::Ha(args) => ha::run(&args),
         Command::Merge(args) => merge::run(&args),
         Command::Replay(args) => replay::run(&args),
@@ -78,6 +80,8 @@ enum Command {
     Check(check::Args),
     /// Show the whole line at work on loopback: exchange, gateway, subscriber; no configuration, no root.
     Demo(demo::Args),
+    /// Say what differs between two recordings: published output, DBN files, captures of a feed.
+    Diff(diff::Args),
     /// The hot-standby pair: judge what it published.
     Ha(ha::Args),
     /// Put captures of a channel's lines together: each message once, by the venue's numbers.

@@ -263,7 +263,7 @@ fn timestamp_at(record: &[u8], offset: usize) -> Option<u64> {
 const TS_EVENT_AT: usize = std::mem::offset_of!(dbn::RecordHeader, ts_event);
 
 /// Where a record of that type has its `ts_recv`.
-fn ts_recv_at(record: &[u8]) -> Option<usize> {
+pub(crate) fn ts_recv_at(record: &[u8]) -> Option<usize> {
     use std::mem::offset_of;
 
     use dbn::enums::rtype;

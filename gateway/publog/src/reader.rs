@@ -1,6 +1,6 @@
 //! Reading a log, from any process.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::{
     Entry, LogError, Position, SessionBytes,
@@ -42,6 +42,15 @@ impl Reader {
             Self { directory: directory.into(), channel, segment: None, offset: 0, expected_number: None, lost: 0 };
         reader.seek_oldest()?;
         Ok(reader)
+    }
+
+    /// The channel whose log lies in `directory`; `None` where there is no segment.
+    ///
+    /// # Errors
+    /// When the directory can't be listed or its first segment is none.
+    pub fn channel_of(directory: &Path) -> Result<Option<u16>, LogError> {
+        let Some(number) = segment_numbers(directory)?.into_iter().next() else { return Ok(None) };
+        ReadSegment::channel_of(&segment_path(directory, number)).map(Some)
     }
 
     /// The next entry, or `None` while there is none.

@@ -99,6 +99,14 @@ impl ReadSegment {
         Ok(Self { map, head })
     }
 
+    /// The channel that a segment says it is of.
+    pub(crate) fn channel_of(path: &Path) -> Result<u16, LogError> {
+        let file = File::open(path).map_err(LogError::io("open", path))?;
+        let map = map_existing(&file, path, 0, |options, file| options.map_raw_read_only(file))?;
+        let head = read_head(&map).map_err(|reason| not_a_segment(path, 0, reason))?;
+        Ok(head.channel)
+    }
+
     pub(crate) fn head(&self) -> &SegmentHead {
         &self.head
     }

@@ -1,0 +1,348 @@
+//! DBN streams record by record: files, plain or zstd, and standard input.
+//!
+//! The official decoder reads them. What it passes over in silence is told here: a stream that ends within a record, or
+//! whose compression breaks off.
+
+use std::{
+    cell::Cell,
+    fs::File,
+    io::{self, BufRead, BufReader, Cursor, Read},
+    path::{Path, PathBuf},
+    rc::Rc,
+};
+
+use dbn::{
+    Metadata, RecordRef, VersionUpgradePolicy,
+    decode::{DbnMetadata as _, DecodeRecordRef as _, dbn::Decoder},
+};
+
+/// A DBN stream that is being read.
+pub struct DbnInput {
+    path: PathBuf,
+    decoder: Decoder<Watched>,
+    progress: Rc<Progress>,
+    /// Where the next record begins, decompressed.
+    offset: u64,
+    has_ended: bool,
+}
+
+/// Why a stream can't be read, or not any further.
+#[derive(Debug, thiserror::Error)]
+#[error("read {} at byte {offset}{}: {fault}", path.display(), if *.is_compressed { " of the decompressed stream" } else { "" })]
+pub struct DbnInputError {
+    /// The file; `-` for standard input.
+    pub path: PathBuf,
+    /// First byte that could not be used. In a compressed file: counted in what it decompresses to.
+    pub offset: u64,
+    /// Whether the stream is compressed.
+    pub is_compressed: bool,
+    /// What is wrong there.
+    pub fault: DbnFault,
+}
+
+/// What is wrong with a stream.
+#[derive(Debug, thiserror::Error)]
+pub enum DbnFault {
+    /// The system, or the decompressor, refused.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// There is nothing.
+    #[error("the file is empty")]
+    Empty,
+    /// The first bytes are not those of DBN.
+    #[error("no DBN file")]
+    NotDbn,
+    /// Metadata of a length that none have.
+    #[error("damaged: the metadata claims {0} bytes")]
+    MetadataLength(u64),
+    /// The stream ends inside a record.
+    #[error("the file is cut in a record, of which {0} bytes are there")]
+    Cut(u64),
+    /// The decoder's own.
+    #[error("{0}")]
+    Decode(#[from] dbn::Error),
+}
+
+/// How far the reader below the decoder has got.
+#[derive(Default)]
+struct Progress {
+    bytes: Cell<u64>,
+    file_bytes: Cell<u64>,
+    /// What the decompressor said, which the decoder takes for the end.
+    failure: Cell<Option<io::Error>>,
+    is_compressed: Cell<bool>,
+}
+
+struct Watched {
+    reader: Box<dyn Read>,
+    progress: Rc<Progress>,
+}
+
+struct Counted {
+    reader: Box<dyn Read>,
+    progress: Rc<Progress>,
+}
+
+impl DbnInput {
+    /// Opens a file, or standard input for `-`, and reads its metadata.
+    ///
+    /// # Errors
+    /// It can't be opened, is empty, is no DBN, or its metadata is cut or damaged.
+    pub fn open(path: &Path) -> Result<Self, DbnInputError> {
+        let progress = Rc::new(Progress::default());
+        let fail = |fault: DbnFault| DbnInputError {
+            path: path.to_owned(),
+            offset: 0,
+            is_compressed: progress.is_compressed.get(),
+            fault,
+        };
+        let mut reader = open_reader(path, &progress).map_err(|error| fail(error.into()))?;
+        let mut head = Vec::new();
+        reader.by_ref().take(HEAD_BYTES).read_to_end(&mut head).map_err(|error| fail(error.into()))?;
+        if head.is_empty() {
+            return Err(fail(DbnFault::Empty));
+        }
+        let metadata_bytes = match head.as_slice() {
+            [b'D', b'B', b'N', _, length @ ..] if length.len() == 4 => {
+                HEAD_BYTES + u64::from(length.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes)))
+            }
+            _ => return Err(fail(DbnFault::NotDbn)),
+        };
+        if metadata_bytes > METADATA_BYTES_MAX {
+            return Err(fail(DbnFault::MetadataLength(metadata_bytes - HEAD_BYTES)));
+        }
+        let reader = Box::new(Cursor::new(head).chain(reader));
+        let watched = Watched { reader, progress: Rc::clone(&progress) };
+        let decoder = Decoder::with_upgrade_policy(watched, VersionUpgradePolicy::AsIs);
+        let decoder = decoder.map_err(|error| fail(error.into()))?;
+        Ok(Self { path: path.to_owned(), decoder, progress, offset: metadata_bytes, has_ended: false })
+    }
+
+    /// What the stream says of itself.
+    #[must_use]
+    pub fn metadata(&self) -> &Metadata {
+        self.decoder.metadata()
+    }
+
+    /// Where the next record begins; in a compressed stream, counted in what it decompresses to.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The path as given.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes of the file itself that were read so far, for a progress bar.
+    #[must_use]
+    pub fn file_bytes_read(&self) -> u64 {
+        self.progress.file_bytes.get()
+    }
+
+    /// The next record; `None` at the end.
+    ///
+    /// # Errors
+    /// The stream is cut or damaged here. Everything before was delivered; nothing more will come.
+    pub fn next_record(&mut self) -> Result<Option<RecordRef<'_>>, DbnInputError> {
+        if self.has_ended {
+            return Ok(None);
+        }
+        let fault = match self.decoder.decode_record_ref() {
+            Ok(Some(record)) => {
+                self.offset += record.as_ref().len() as u64;
+                return Ok(Some(record));
+            }
+            Ok(None) => match (self.progress.failure.take(), self.progress.bytes.get().saturating_sub(self.offset)) {
+                (Some(failure), _) => Some(DbnFault::Io(failure)),
+                (None, 0) => None,
+                (None, left) => Some(DbnFault::Cut(left)),
+            },
+            Err(error) => Some(DbnFault::Decode(error)),
+        };
+        self.has_ended = true;
+        let is_compressed = self.progress.is_compressed.get();
+        let (path, offset) = (self.path.clone(), self.offset);
+        fault.map_or(Ok(None), |fault| Err(DbnInputError { path, offset, is_compressed, fault }))
+    }
+}
+
+impl std::fmt::Debug for DbnInput {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DbnInput").field("path", &self.path).field("offset", &self.offset).finish_non_exhaustive()
+    }
+}
+
+/// Whether a file begins as DBN does, compressed or not.
+///
+/// # Errors
+/// It can't be opened or read.
+pub fn is_dbn(path: &Path) -> io::Result<bool> {
+    let mut head = Vec::new();
+    let progress = Rc::new(Progress::default());
+    match open_reader(path, &progress)?.take(3).read_to_end(&mut head) {
+        Ok(_) => Ok(head == b"DBN"),
+        // What can't be decompressed is damaged, which its own reader tells better.
+        Err(error) if progress.is_compressed.get() && error.kind() != io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn open_reader(path: &Path, progress: &Rc<Progress>) -> io::Result<Box<dyn Read>> {
+    let reader: Box<dyn Read> =
+        if path == Path::new("-") { Box::new(io::stdin()) } else { Box::new(File::open(path)?) };
+    let mut reader = BufReader::with_capacity(READ_BYTES, Counted { reader, progress: Rc::clone(progress) });
+    Ok(match reader.fill_buf()? {
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => {
+            progress.is_compressed.set(true);
+            Box::new(zstd::Decoder::with_buffer(reader)?)
+        }
+        _ => Box::new(reader),
+    })
+}
+
+impl Read for Watched {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self.reader.read(buffer) {
+            Ok(count) => {
+                self.progress.bytes.set(self.progress.bytes.get() + count as u64);
+                Ok(count)
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(error),
+            Err(error) => {
+                // The decoder takes an early end for an end. Kept here, it is told all the same.
+                self.progress.failure.set(Some(error));
+                Ok(0)
+            }
+        }
+    }
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.reader.read(buffer)?;
+        self.progress.file_bytes.set(self.progress.file_bytes.get() + count as u64);
+        Ok(count)
+    }
+}
+
+/// Magic, version and length of the metadata.
+const HEAD_BYTES: u64 = 8;
+/// Longest metadata that is believed: a million symbols with their mappings are shorter.
+const METADATA_BYTES_MAX: u64 = 1 << 29;
+const READ_BYTES: usize = 256 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use dbn::{MboMsg, Schema};
+
+    use super::*;
+    use crate::dbn_file::{DbnFileOptions, DbnFileWriter};
+
+    fn written(path: &Path, records: usize) -> Vec<u8> {
+        let options = DbnFileOptions { dataset: "XNAS.ITCH".to_owned(), schema: Some(Schema::Mbo) };
+        let mut writer = DbnFileWriter::create(path, options).unwrap();
+        for number in 0..records {
+            let record = MboMsg { order_id: number as u64, ..MboMsg::default() };
+            writer.record(record.as_ref()).unwrap();
+        }
+        writer.finish().unwrap();
+        fs::read(path).unwrap()
+    }
+
+    /// Records that were read, and what ended the reading.
+    fn read(path: &Path) -> (u64, Option<DbnInputError>) {
+        let mut input = match DbnInput::open(path) {
+            Ok(input) => input,
+            Err(error) => return (0, Some(error)),
+        };
+        let mut count = 0;
+        loop {
+            match input.next_record() {
+                Ok(Some(record)) => {
+                    assert_eq!(record.get::<MboMsg>().unwrap().order_id, count);
+                    count += 1;
+                }
+                Ok(None) => return (count, None),
+                Err(error) => {
+                    assert!(input.next_record().unwrap().is_none(), "nothing follows");
+                    return (count, Some(error));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_stream_cut_anywhere_gives_its_prefix_and_the_offset() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.dbn");
+        let bytes = written(&path, 20);
+        assert!(matches!(read(&path), (20, None)));
+        let record_bytes = size_of::<MboMsg>();
+        let begin = bytes.len() - 20 * record_bytes;
+        for length in 0..bytes.len() {
+            fs::write(&path, &bytes[..length]).unwrap();
+            let (count, error) = read(&path);
+            let whole = length.saturating_sub(begin) / record_bytes;
+            assert_eq!(count, whole as u64, "cut at {length}");
+            let is_border = length >= begin && (length - begin).is_multiple_of(record_bytes);
+            assert_eq!(error.is_none(), is_border, "cut at {length}: {error:?}");
+            if let Some(error) = error.filter(|_| length > begin) {
+                assert_eq!(error.offset, (begin + whole * record_bytes) as u64);
+                assert!(matches!(error.fault, DbnFault::Cut(_)), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_compressed_stream_that_breaks_off_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.dbn.zst");
+        let bytes = written(&path, 50_000);
+        assert!(is_dbn(&path).unwrap());
+        assert!(matches!(read(&path), (50_000, None)));
+        fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+        let (count, error) = read(&path);
+        assert!(count < 50_000);
+        assert!(error.unwrap().to_string().contains("of the decompressed stream"));
+    }
+
+    #[test]
+    fn what_is_no_dbn_is_told_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        for (content, said) in [
+            (&b""[..], "the file is empty"),
+            (b"hello, world", "no DBN file"),
+            (b"DBN\x03\xff\xff\xff\xff", "the metadata claims 4294967295 bytes"),
+        ] {
+            fs::write(&path, content).unwrap();
+            let error = DbnInput::open(&path).unwrap_err().to_string();
+            assert!(error.contains(said) && error.contains(path.to_str().unwrap()), "{error}");
+        }
+        assert!(
+            DbnInput::open(Path::new("/nonexistent/a.dbn")).unwrap_err().to_string().contains("/nonexistent/a.dbn")
+        );
+    }
+
+    #[test]
+    fn any_flipped_byte_is_survived() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.dbn");
+        let bytes = written(&path, 3);
+        for index in 0..bytes.len() {
+            for flip in [0x01, 0x80, 0xff] {
+                let mut damaged = bytes.clone();
+                damaged[index] ^= flip;
+                fs::write(&path, &damaged).unwrap();
+                if let Ok(mut input) = DbnInput::open(&path) {
+                    while let Ok(Some(_)) = input.next_record() {}
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Two rows of named items, side by side.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    ops::ControlFlow,
+};
+
+use super::{DiffError, Difference, Told};
+
+/// The name of an item. Within one stream, order counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Name {
+    /// A channel's session, an instrument, a feed's numbering.
+    pub(super) stream: (u64, u128),
+    pub(super) sequence: u64,
+    pub(super) index: u64,
+}
+
+/// The smallest thing that can be the same or different.
+#[derive(Clone, Debug)]
+pub(super) struct Item {
+    pub(super) name: Name,
+    /// All that counts.
+    pub(super) content: Vec<u8>,
+    /// What is local to the recording.
+    pub(super) local: u64,
+    /// Where it stands: a frame, a byte.
+    pub(super) place: u64,
+}
+
+/// One recording.
+pub(super) trait Side {
+    /// The next item; `None` at the end, also where damage ends it.
+    fn next(&mut self) -> Result<Option<Item>, DiffError>;
+    fn name(&self, name: &Name) -> String;
+    fn stream(&self, name: &Name) -> String;
+    fn place(&self, place: u64) -> String;
+    /// Whether it may bring the same item more than once.
+    fn repeats(&self) -> bool;
+    /// What differs between two contents.
+    fn explain(&self, a: &[u8], b: &[u8]) -> Option<String>;
+    fn damages(&self) -> Vec<String>;
+    fn file_bytes_read(&self) -> u64;
+}
+
+/// What both sides have brought so far.
+#[derive(Debug)]
+pub(super) struct Comparison {
+    /// Items that one side has and the other has not yet.
+    waiting: [HashMap<Name, Item>; 2],
+    seen: [Seen; 2],
+    /// For each stream, the order of its items on either side.
+    orders: HashMap<(u64, u128), Orders>,
+    told_max: usize,
+    names_max: usize,
+    found: Difference,
+}
+
+/// The latest names of one side, to know repetitions.
+#[derive(Debug, Default)]
+struct Seen {
+    names: HashSet<Name>,
+    order: VecDeque<Name>,
+}
+
+/// A stream's names in their order, as a running hash, and whether the stream differs otherwise.
+#[derive(Debug)]
+struct Orders {
+    hashes: [u64; 2],
+    name: Name,
+    differs: bool,
+}
+
+impl Comparison {
+    pub(super) fn new(told_max: usize, names_max: usize) -> Self {
+        Self {
+            waiting: [HashMap::new(), HashMap::new()],
+            seen: [Seen::default(), Seen::default()],
+            orders: HashMap::new(),
+            told_max,
+            names_max,
+            found: Difference::default(),
+        }
+    }
+
+    /// Reads both sides to their ends, in turn.
+    pub(super) fn run(
+        &mut self,
+        sides: &mut [Box<dyn Side>; 2],
+        watch: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<(), DiffError> {
+        let mut has_ended = [false, false];
+        let mut steps = 0_u64;
+        while has_ended != [true, true] {
+            // The side that is behind is read on, so that few items wait.
+            let [waits_a, waits_b] = self.waiting.each_ref().map(HashMap::len);
+            let of = match has_ended {
+                [true, _] => 1,
+                [_, true] => 0,
+                _ => usize::from(waits_a > waits_b || (waits_a == waits_b && steps % 2 == 1)),
+            };
+            steps += 1;
+            let Some(side) = sides.get_mut(of) else { break };
+            match side.next()? {
+                Some(item) => self.take(of, item, has_ended[1 - of], sides),
+                None => has_ended[of] = true,
+            }
+            if self.waiting.iter().any(|waiting| waiting.len() > self.names_max) {
+                return Err(DiffError::TooFarApart { names_max: self.names_max });
+            }
+            if steps.is_multiple_of(STEPS_PER_LOOK)
+                && watch(sides.iter().map(|side| side.file_bytes_read()).sum()).is_break()
+            {
+                return Err(DiffError::Interrupted);
+            }
+        }
+        Ok(())
+    }
+
+    /// What came of it: what still waits is on one side only.
+    pub(super) fn finish(mut self, sides: &[Box<dyn Side>; 2]) -> Difference {
+        let [side_a, _] = sides;
+        for of in 0..2 {
+            let mut left: Vec<Item> = std::mem::take(&mut self.waiting[of]).into_values().collect();
+            left.sort_unstable_by_key(|item| item.place);
+            left.iter().for_each(|item| self.only(of, item, sides));
+        }
+        let mut turned: Vec<Name> = self
+            .orders
+            .values()
+            .filter(|orders| !orders.differs && orders.hashes[0] != orders.hashes[1])
+            .map(|orders| orders.name)
+            .collect();
+        turned.sort_unstable();
+        self.found.order_differs = turned.len() as u64;
+        for name in turned {
+            self.tell(|| Told {
+                kind: "order",
+                name: side_a.stream(&name),
+                at_a: None,
+                at_b: None,
+                what: Some("the same items in another order".to_owned()),
+            });
+        }
+        let mut found = self.found;
+        found.damages = sides.iter().flat_map(|side| side.damages()).collect();
+        found.same =
+            found.content_differs == 0 && found.only == [0, 0] && found.order_differs == 0 && found.damages.is_empty();
+        found
+    }
+
+    fn take(&mut self, of: usize, item: Item, other_has_ended: bool, sides: &[Box<dyn Side>; 2]) {
+        if sides[of].repeats() && !self.seen[of].is_new(item.name, self.names_max) {
+            self.found.repeated[of] += 1;
+            return;
+        }
+        self.found.items[of] += 1;
+        let orders =
+            self.orders.entry(item.name.stream).or_insert(Orders { hashes: [0, 0], name: item.name, differs: false });
+        let mut hasher = DefaultHasher::new();
+        (orders.hashes[of], item.name).hash(&mut hasher);
+        orders.hashes[of] = hasher.finish();
+        let other = match self.waiting[1 - of].entry(item.name) {
+            Entry::Occupied(other) => other.remove(),
+            Entry::Vacant(_) if other_has_ended => return self.only(of, &item, sides),
+            Entry::Vacant(_) => {
+                self.waiting[of].insert(item.name, item);
+                return;
+            }
+        };
+        self.found.common += 1;
+        let (a, b) = if of == 0 { (&item, &other) } else { (&other, &item) };
+        if a.content != b.content {
+            self.found.content_differs += 1;
+            self.stream_differs(&a.name);
+            let [side_a, side_b] = sides;
+            self.tell(|| Told {
+                kind: "content",
+                name: side_a.name(&a.name),
+                at_a: Some(side_a.place(a.place)),
+                at_b: Some(side_b.place(b.place)),
+                what: side_a.explain(&a.content, &b.content),
+            });
+        } else if a.local != b.local {
+            self.found.local_times_differ += 1;
+        }
+    }
+
+    /// The other side doesn't have it.
+    fn only(&mut self, of: usize, item: &Item, sides: &[Box<dyn Side>; 2]) {
+        self.found.only[of] += 1;
+        self.stream_differs(&item.name);
+        let side = &sides[of];
+        let (kind, at_a, at_b) = match of {
+            0 => ("only in A", Some(side.place(item.place)), None),
+            _ => ("only in B", None, Some(side.place(item.place))),
+        };
+        self.tell(|| Told { kind, name: side.name(&item.name), at_a, at_b, what: None });
+    }
+
+    fn stream_differs(&mut self, name: &Name) {
+        if let Some(orders) = self.orders.get_mut(&name.stream) {
+            orders.differs = true;
+        }
+    }
+
+    fn tell(&mut self, told: impl FnOnce() -> Told) {
+        if self.found.differences.len() < self.told_max {
+            self.found.differences.push(told());
+        }
+    }
+}
+
+impl Seen {
+    fn is_new(&mut self, name: Name, names_max: usize) -> bool {
+        if !self.names.insert(name) {
+            return false;
+        }
+        self.order.push_back(name);
+        if self.order.len() > names_max
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.names.remove(&oldest);
+        }
+        true
+    }
+}
+
+/// Items between two looks at the caller's wish to stop.
+const STEPS_PER_LOOK: u64 = 16_384;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Row(VecDeque<Item>);
+
+    impl Side for Row {
+        fn next(&mut self) -> Result<Option<Item>, DiffError> {
+            Ok(self.0.pop_front())
+        }
+
+        fn name(&self, name: &Name) -> String {
+            format!("{}/{}", name.stream.0, name.sequence)
+        }
+
+        fn stream(&self, name: &Name) -> String {
+            name.stream.0.to_string()
+        }
+
+        fn place(&self, place: u64) -> String {
+            place.to_string()
+        }
+
+        fn repeats(&self) -> bool {
+            true
+        }
+
+        fn explain(&self, a: &[u8], b: &[u8]) -> Option<String> {
+            Some(format!("{a:?} {b:?}"))
+        }
+
+        fn damages(&self) -> Vec<String> {
+            Vec::new()
+        }
+
+        fn file_bytes_read(&self) -> u64 {
+            0
+        }
+    }
+
+    /// Items by stream, sequence and content.
+    fn row(items: &[(u64, u64, u8)]) -> Box<dyn Side> {
+        let item = |(place, (stream, sequence, content)): (u64, &(u64, u64, u8))| Item {
+            name: Name { stream: (*stream, 0), sequence: *sequence, index: 0 },
+            content: vec![*content],
+            local: place,
+            place,
+        };
+        Box::new(Row((0..).zip(items).map(item).collect()))
+    }
+
+    fn compare(a: &[(u64, u64, u8)], b: &[(u64, u64, u8)]) -> Difference {
+        let mut sides = [row(a), row(b)];
+        let mut comparison = Comparison::new(10, 1_000);
+        comparison.run(&mut sides, &mut |_| ControlFlow::Continue(())).unwrap();
+        comparison.finish(&sides)
+    }
+
+    #[test]
+    fn the_order_between_streams_makes_no_difference_and_within_one_it_does() {
+        let found = compare(&[(1, 1, 5), (1, 2, 6), (2, 1, 7)], &[(2, 1, 7), (1, 1, 5), (1, 2, 6)]);
+        assert!(found.same && found.common == 3 && found.local_times_differ == 3, "{found:?}");
+        let found = compare(&[(1, 1, 5), (1, 2, 6), (2, 1, 7)], &[(2, 1, 7), (1, 2, 6), (1, 1, 5)]);
+        assert!(!found.same && found.order_differs == 1 && found.content_differs == 0, "{found:?}");
+        assert_eq!(found.differences[0].name, "1");
+    }
+
+    #[test]
+    fn contents_and_missing_items_are_told_by_name_and_place() {
+        let found = compare(&[(1, 1, 5), (1, 2, 6), (1, 3, 7)], &[(1, 1, 5), (1, 3, 8), (1, 4, 9)]);
+        assert!(!found.same);
+        assert_eq!((found.content_differs, found.only, found.common, found.order_differs), (1, [1, 1], 2, 0));
+        let told: Vec<_> = found.differences.iter().map(|told| (told.kind, told.name.as_str())).collect();
+        assert_eq!(told, [("content", "1/3"), ("only in A", "1/2"), ("only in B", "1/4")]);
+        assert_eq!(found.differences[0].at_b.as_deref(), Some("1"));
+    }
+
+    #[test]
+    fn repetitions_count_once() {
+        let found = compare(&[(1, 1, 5), (1, 1, 5), (1, 2, 6)], &[(1, 1, 5), (1, 2, 6), (1, 1, 5), (1, 2, 6)]);
+        assert!(found.same && found.repeated == [1, 2], "{found:?}");
+    }
+
+    #[test]
+    fn sides_that_drift_too_far_apart_are_no_verdict() {
+        let far: Vec<_> = (0..3_000).map(|sequence| (1, sequence, 0)).collect();
+        let other: Vec<_> = (5_000..8_000).map(|sequence| (1, sequence, 0)).collect();
+        let mut sides = [row(&far), row(&other)];
+        let ended = Comparison::new(10, 1_000).run(&mut sides, &mut |_| ControlFlow::Continue(()));
+        assert!(matches!(ended, Err(DiffError::TooFarApart { names_max: 1_000 })));
+    }
+}

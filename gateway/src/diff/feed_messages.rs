@@ -1,0 +1,169 @@
+//! Captures of a feed, message by message: lines put together as `mdgw merge` does it.
+
+use std::{collections::VecDeque, path::Path};
+
+use mdgw_feeds::{
+    identity::Feed,
+    transport::{Transport as _, VenueSession, iextp::Tops, moldudp64::MoldUdp64},
+};
+
+use super::{
+    DiffError, DiffOptions,
+    compare::{Item, Name, Side},
+};
+use crate::{
+    merge::{Addresses, Merging, PacketSink},
+    replay::routes,
+};
+
+/// The messages of all channels of a capture, each once and in order.
+#[derive(Debug)]
+pub(super) struct FeedMessages {
+    merging: Merging,
+    packets: Packets,
+    /// For each lane: how far it has got.
+    reached: Vec<Reached>,
+    queue: VecDeque<Item>,
+    has_ended: bool,
+}
+
+/// A lane's place. A numbering that begins again under its name is told by number alone.
+#[derive(Clone, Copy, Debug, Default)]
+struct Reached {
+    session: VenueSession,
+    numbering: u32,
+    next: u64,
+}
+
+/// What came out in one step.
+#[derive(Debug, Default)]
+struct Packets {
+    times_ns: Vec<(u64, usize)>,
+    bytes: Vec<u8>,
+}
+
+impl PacketSink for Packets {
+    fn datagram(&mut self, time_ns: u64, _: &Addresses, payload: &[u8]) {
+        self.bytes.extend_from_slice(payload);
+        self.times_ns.push((time_ns, self.bytes.len()));
+    }
+}
+
+impl FeedMessages {
+    pub(super) fn open(path: &Path, options: &DiffOptions) -> Result<Self, DiffError> {
+        let merging = Merging::open(&[path.to_owned()], options.feed, options.date, 0)?;
+        Ok(Self { merging, packets: Packets::default(), reached: Vec::new(), queue: VecDeque::new(), has_ended: false })
+    }
+
+    /// Turns what came out for a lane into items.
+    fn enqueue(&mut self, lane: usize) {
+        let Some(feed) = self.merging.feed(lane) else { return };
+        if self.reached.len() <= lane {
+            self.reached.resize(lane + 1, Reached::default());
+        }
+        let Some(reached) = self.reached.get_mut(lane) else { return };
+        let mut begin = 0;
+        for (time_ns, end) in self.packets.times_ns.drain(..) {
+            let bytes = self.packets.bytes.get(begin..end).unwrap_or_default();
+            begin = end;
+            let Ok(packet) = routes::parse(feed, bytes) else { continue };
+            // What nobody numbered is numbered as it comes.
+            let first = if packet.unsequenced { reached.next } else { packet.first.0 };
+            if packet.count == 0 {
+                continue;
+            }
+            if packet.session != reached.session {
+                *reached = Reached { session: packet.session, numbering: 0, next: first };
+            } else if first < reached.next {
+                reached.numbering += 1;
+            }
+            let stream =
+                (u64::from(feed as u16) | u64::from(reached.numbering) << 16, u128::from_le_bytes(packet.session.0));
+            let mut rest = packet.messages;
+            let mut sequence = first;
+            while let Some(message) = next_message(feed, &mut rest) {
+                let name = Name { stream, sequence, index: 0 };
+                self.queue.push_back(Item { name, content: message.to_vec(), local: time_ns, place: time_ns });
+                sequence += 1;
+            }
+            reached.next = sequence;
+        }
+        self.packets.bytes.clear();
+    }
+}
+
+impl Side for FeedMessages {
+    fn next(&mut self) -> Result<Option<Item>, DiffError> {
+        loop {
+            if let Some(item) = self.queue.pop_front() {
+                return Ok(Some(item));
+            }
+            if self.has_ended {
+                return Ok(None);
+            }
+            if let Some(lane) = self.merging.step(&mut self.packets)? {
+                self.enqueue(lane);
+                continue;
+            }
+            self.has_ended = true;
+            for lane in 0..self.merging.lane_count() {
+                self.merging.finish_lane(lane, &mut self.packets);
+                self.enqueue(lane);
+            }
+        }
+    }
+
+    fn name(&self, name: &Name) -> String {
+        format!("{}, sequence {}", self.stream(name), name.sequence)
+    }
+
+    fn stream(&self, name: &Name) -> String {
+        let feed = u16::try_from(name.stream.0 & 0xffff).ok().and_then(Feed::from_number);
+        let session = name.stream.1.to_le_bytes();
+        let session = match feed {
+            Some(feed) if feed.is_by_order() => session.escape_ascii().to_string().replace("\\x00", ""),
+            _ => format!(
+                "session {}",
+                u64::from_le_bytes(session.first_chunk().copied().unwrap_or_default()) & 0xffff_ffff
+            ),
+        };
+        let feed = feed.map_or("unknown", Feed::name);
+        let numbering = name.stream.0 >> 16;
+        let numbering = if numbering > 0 { format!(", numbering {}", numbering + 1) } else { String::new() };
+        format!("{feed} {}{numbering}", session.trim_end())
+    }
+
+    fn place(&self, place: u64) -> String {
+        format!("at {}.{:09}", place / 1_000_000_000, place % 1_000_000_000)
+    }
+
+    fn repeats(&self) -> bool {
+        false
+    }
+
+    fn explain(&self, a: &[u8], b: &[u8]) -> Option<String> {
+        if a.len() != b.len() {
+            return Some(format!("{} bytes in A, {} in B", a.len(), b.len()));
+        }
+        let at = a.iter().zip(b).position(|(a, b)| a != b)?;
+        let hex = |bytes: &[u8]| -> String {
+            bytes.get(at..).unwrap_or_default().iter().take(HEX_BYTES).map(|byte| format!("{byte:02x}")).collect()
+        };
+        Some(format!("from byte {at} on: {} in A, {} in B", hex(a), hex(b)))
+    }
+
+    fn damages(&self) -> Vec<String> {
+        self.merging.damages().iter().map(|damage| format!("{damage}: {}", damage.fault)).collect()
+    }
+
+    fn file_bytes_read(&self) -> u64 {
+        self.merging.file_bytes_read()
+    }
+}
+
+fn next_message<'a>(feed: Feed, block: &mut &'a [u8]) -> Option<&'a [u8]> {
+    if feed.is_by_order() { MoldUdp64::next_message(block) } else { Tops::next_message(block) }
+}
+
+/// Bytes of a message that are shown.
+const HEX_BYTES: usize = 16;

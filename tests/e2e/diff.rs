@@ -1,0 +1,170 @@
+//! `mdgw diff`: what is the same is called the same whatever its local times, and each kind of difference is named.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use mdgw_tests::{
+    feeds::{self, DAMAGE, DESTINATIONS, MIDNIGHT_NS, Packet, SESSION},
+    process::{self, Ended, Signal},
+    site::{Site, Wanted, text},
+    tap::Tap,
+};
+
+#[test]
+fn captures_of_a_feed_are_the_same_when_their_messages_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let packets = feeds::itch_packets(feeds::itch_day(5_000, 1), SESSION, MIDNIGHT_NS);
+    let [a, b] = feeds::write_damaged(folder.path(), &packets, DAMAGE, 3);
+    let [whole, other, merged] = ["whole.pcap", "other.pcap", "merged.pcap"].map(|name| folder.path().join(name));
+    feeds::write_capture(&whole, DESTINATIONS[0], &packets);
+    let _ = process::run(["merge", text(&a), text(&b), "-o", text(&merged)]).with_code(0);
+    let same = diff(&whole, &merged).with_code(0).json();
+    assert!(same["same"].as_bool().unwrap() && same["items"][0] == same["items"][1], "{same}");
+    assert!(same["local_times_differ"].as_u64().unwrap() > 0, "line B is later: {same}");
+
+    let lossy = diff(&whole, &a).with_code(1).json();
+    assert!(lossy["only"][0].as_u64().unwrap() > 0 && lossy["only"][1] == 0, "{lossy}");
+
+    // One bit of one message.
+    let mut changed: Vec<Packet> = packets.clone();
+    let place = packets.len() / 2;
+    let mut bytes = changed[place].1.to_vec();
+    *bytes.last_mut().unwrap() ^= 1;
+    changed[place].1 = Arc::from(bytes);
+    feeds::write_capture(&other, DESTINATIONS[1], &changed);
+    let found = diff(&whole, &other).with_code(1).json();
+    assert_eq!((&found["content_differs"], &found["only"]), (&1.into(), &serde_json::json!([0, 0])), "{found}");
+    let told = found["differences"][0].clone();
+    assert!(told["name"].as_str().unwrap().contains("nasdaq-itch-5.0 MDGWSIM001, sequence "), "{told}");
+    assert!(told["what"].as_str().unwrap().starts_with("from byte "), "{told}");
+}
+
+#[test]
+fn dbn_files_are_compared_record_by_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let capture = path("a.pcap");
+    let packets = feeds::itch_packets(feeds::itch_day(5_000, 2), SESSION, MIDNIGHT_NS);
+    feeds::write_capture(&capture, DESTINATIONS[0], &packets);
+    let make = |name: &str, more: &[&str]| -> PathBuf {
+        let out = path(name);
+        let fixed = ["replay", "--offline", text(&capture), "--schema", "mbo,statistics,status", "-o", text(&out)];
+        let _ = process::run(fixed.iter().chain(more)).with_code(0);
+        out
+    };
+    let stamped = make("stamped.dbn", &[]);
+    let unstamped = make("unstamped.dbn.zst", &["--ts-recv", "none"]);
+    let same = diff(&stamped, &unstamped).with_code(0).json();
+    assert!(same["same"].as_bool().unwrap() && same["local_times_differ"].as_u64().unwrap() > 0, "{same}");
+    let text_of_same = process::run(["diff", text(&stamped), text(&unstamped)]).with_code(0).stdout;
+    assert!(text_of_same.starts_with("result                     same\n"), "{text_of_same}");
+
+    // The price of a record in the middle, a record less, two records turned round.
+    let bytes = fs::read(&stamped).unwrap();
+    let begin = 8 + u32::from_le_bytes(bytes[4..8].try_into().unwrap()) as usize;
+    let mut places = Vec::new();
+    let mut at = begin;
+    while at < bytes.len() {
+        places.push(at);
+        at += usize::from(bytes[at]) * 4;
+    }
+    let is_mbo = |at: usize| bytes[at + 1] == dbn::enums::rtype::MBO;
+    let middle = places[places.len() / 2..].iter().copied().find(|at| is_mbo(*at)).unwrap();
+    let record_bytes = usize::from(bytes[middle]) * 4;
+    let changed = path("changed.dbn");
+    let mut edited = bytes.clone();
+    edited[middle + std::mem::offset_of!(dbn::MboMsg, price)] ^= 1;
+    fs::write(&changed, &edited).unwrap();
+    let found = diff(&stamped, &changed).with_code(1).json();
+    assert_eq!(found["content_differs"], 1, "{found}");
+    let told = &found["differences"][0];
+    assert!(
+        told["what"].as_str().unwrap().starts_with("price: ") && told["at_a"] == format!("at byte {middle}"),
+        "{told}"
+    );
+
+    let mut edited = bytes.clone();
+    edited.drain(middle..middle + record_bytes);
+    fs::write(&changed, &edited).unwrap();
+    let found = diff(&stamped, &changed).with_code(1).json();
+    assert_eq!((&found["content_differs"], &found["only"]), (&0.into(), &serde_json::json!([1, 0])), "{found}");
+
+    // Cut in a record: all before is compared, and it is never called the same.
+    fs::write(&changed, &bytes[..bytes.len() - 5]).unwrap();
+    let ended = diff(&stamped, &changed).with_code(2);
+    assert!(ended.stderr.contains(text(&changed)) && ended.stderr.contains("cut in a record"), "{}", ended.stderr);
+    assert!(!ended.json()["same"].as_bool().unwrap());
+}
+
+#[test]
+fn what_was_captured_is_what_the_log_holds() {
+    let site = Site::new();
+    let [played, published, other] = ["played.pcap", "published.pcap", "other.pcap"].map(|name| site.path(name));
+    let packets = feeds::itch_packets(feeds::itch_day(3_000, 4), SESSION, MIDNIGHT_NS);
+    feeds::write_capture(&played, DESTINATIONS[0], &packets);
+    let tap = Tap::start(site.output, &published);
+    let wanted = Wanted { has_recovery: false, ..Wanted::itch() };
+    let gateway = site.gateway(&wanted, &["--date", "2019-01-30"]);
+    let line = site.lines[0].to_string();
+    let replay = ["replay", text(&played), "--to", &line, "--rate", "2000", "--interface", "127.0.0.1"];
+    let _ = process::run(replay).with_code(0);
+    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    assert!(tap.finish() > 100);
+    let log = site.path("log/1");
+    let same = diff(&log, &published).with_code(0).json();
+    assert!(same["same"].as_bool().unwrap() && same["common"].as_u64().unwrap() > 1_000, "{same}");
+
+    let captured = feeds::capture_packets(&published);
+    // A packet with records, in the middle of the day.
+    let place = captured.len() / 2;
+    let place = place + captured[place..].iter().position(|(_, bytes)| bytes[10] > 0).unwrap();
+    let output = site.output.to_string();
+    let mut changed = captured.clone();
+    let mut bytes = changed[place].1.to_vec();
+    *bytes.last_mut().unwrap() ^= 1;
+    changed[place].1 = Arc::from(bytes);
+    feeds::write_capture(&other, &output, &changed);
+    let found = diff(&published, &other).with_code(1).json();
+    assert_eq!((&found["content_differs"], &found["only"]), (&1.into(), &serde_json::json!([0, 0])), "{found}");
+    let name = found["differences"][0]["name"].as_str().unwrap();
+    assert!(name.starts_with("channel 1, nasdaq-itch-5.0 2019-01-30 #0, sequence "), "{found}");
+
+    let mut without = captured;
+    without.remove(place);
+    feeds::write_capture(&other, &output, &without);
+    let found = diff(&log, &other).with_code(1).json();
+    assert!(found["only"][0].as_u64().unwrap() > 0 && found["only"][1] == 0, "{found}");
+}
+
+#[test]
+fn what_cannot_be_compared_is_no_verdict() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (capture, dbn, bad) = (path("a.pcap"), path("a.dbn"), path("bad"));
+    let packets = feeds::itch_packets(feeds::itch_day(500, 3), SESSION, MIDNIGHT_NS);
+    feeds::write_capture(&capture, DESTINATIONS[0], &packets);
+    let _ = process::run(["replay", "--offline", text(&capture), "-o", text(&dbn)]).with_code(0);
+    let ended = diff(&capture, &dbn).with_code(2);
+    assert!(ended.stderr.contains("these can't be compared"), "{}", ended.stderr);
+    for (content, said) in [(&b""[..], "the file is empty"), (b"some text", "neither pcap nor pcapng")] {
+        fs::write(&bad, content).unwrap();
+        let ended = diff(&capture, &bad).with_code(2);
+        assert!(ended.stderr.contains(said) && ended.stderr.contains(text(&bad)), "{}", ended.stderr);
+    }
+    let ended = diff(&capture, &path("missing")).with_code(2);
+    assert!(ended.stderr.contains("missing"), "{}", ended.stderr);
+    let ended = diff(folder.path(), folder.path()).with_code(2);
+    assert!(ended.stderr.contains("no publication log in"), "{}", ended.stderr);
+    let whole = fs::read(&capture).unwrap();
+    fs::write(&bad, &whole[..whole.len() - 3]).unwrap();
+    let ended = diff(&capture, &bad).with_code(2);
+    assert!(ended.stderr.contains("at byte "), "{}", ended.stderr);
+}
+
+fn diff(a: &Path, b: &Path) -> Ended {
+    process::run(["diff", text(a), text(b), "--json"])
+}
