@@ -4,6 +4,7 @@
 //! go to standard error as one line: `mdgw: <act> <object>: <cause>`.
 
 mod check;
+mod convert;
 mod demo;
 mod diff;
 mod ha;
@@ -29,6 +30,7 @@ use clap::{Parser, Subcommand};
 pub fn run() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Check(args) => check::run(&args),
+        Command::Convert(args) => convert::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Ha(args) => ha::run(&args),
@@ -78,6 +80,8 @@ struct Cli {
 enum Command {
     /// Explain what a configuration would run, or what is wrong with it.
     Check(check::Args),
+    /// Turn DBN into CSV, JSON lines or Parquet.
+    Convert(convert::Args),
     /// Show the whole line at work on loopback: exchange, gateway, subscriber; no configuration, no root.
     Demo(demo::Args),
     /// Say what differs between two recordings: published output, DBN files, captures of a feed.

@@ -7,6 +7,7 @@ pub mod capture_file;
 pub mod cli;
 pub mod config;
 pub mod control;
+pub mod convert;
 pub mod dbn_file;
 pub mod dbn_input;
 pub mod demo;

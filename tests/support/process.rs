@@ -36,8 +36,11 @@ pub fn program() -> &'static Path {
         if profile.ends_with("release") {
             build.arg("--release");
         }
-        if cfg!(feature = "stores") {
-            build.args(["--features", "etcd,zookeeper"]);
+        for (is_on, features) in [(cfg!(feature = "stores"), "etcd,zookeeper"), (cfg!(feature = "parquet"), "parquet")]
+        {
+            if is_on {
+                build.args(["--features", features]);
+            }
         }
         let built = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
         assert!(built.success(), "mdgw doesn't build");

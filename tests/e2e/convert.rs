@@ -1,0 +1,191 @@
+//! `mdgw convert`: every schema, as the official Python client reads and writes it.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    env, fs,
+    fs::File,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use mdgw_feeds::{
+    identity::Sequence,
+    transport::{iextp::PROTOCOL_DEEP_1_0, moldudp64::PacketWriter},
+};
+use mdgw_tests::{
+    captures::say,
+    feeds::{self, DESTINATIONS, MIDNIGHT_NS, SESSION},
+    process::{self, Ended},
+    site::text,
+};
+
+/// Frames, CSV and JSON are compared with what `DBNStore` makes of the same file.
+#[test]
+fn the_official_client_and_pandas_read_the_same_tables() {
+    let Some(python) = python("convert: tables read back by the official client") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let itch = folder.path().join("itch.pcap");
+    feeds::write_capture(&itch, DESTINATIONS[0], &feeds::itch_packets(feeds::itch_day(4_000, 1), SESSION, MIDNIGHT_NS));
+    let deep = folder.path().join("deep.pcap");
+    feeds::write_capture(
+        &deep,
+        DESTINATIONS[0],
+        &feeds::iex_packets(PROTOCOL_DEEP_1_0, 9, BEGIN_NS, messages().iter().map(Vec::as_slice)),
+    );
+    let collars = folder.path().join("collars.pcap");
+    feeds::write_capture(&collars, DESTINATIONS[0], &[(MIDNIGHT_NS + HOUR_NS, auction_collars().into())]);
+    let schemas = ["mbo", "mbp-1", "trades", "status", "definition", "imbalance"];
+    let made = schemas.iter().map(|schema| (&itch, *schema)).chain([(&deep, "mbp-10"), (&collars, "statistics")]);
+    for (capture, schema) in made {
+        let dbn = folder.path().join(format!("{schema}.dbn"));
+        let _ = process::run(["replay", "--offline", text(capture), "--schema", schema, "-o", text(&dbn)]).with_code(0);
+        let mut tables = Vec::new();
+        for end in if cfg!(feature = "parquet") { &["csv", "json", "parquet"][..] } else { &["csv", "json"][..] } {
+            let table = folder.path().join(format!("{schema}.{end}"));
+            let ended = convert(&dbn, &table, &[]).with_code(0);
+            assert!(ended.stderr.contains(" records\n"), "{}", ended.stderr);
+            tables.push(table);
+        }
+        let raw = folder.path().join(format!("{schema}-raw.csv"));
+        let _ = convert(&dbn, &raw, &["--pretty", "false", "--map-symbols", "false"]).with_code(0);
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("e2e/convert_readback.py");
+        let mut command = Command::new(&python);
+        command.arg(script).arg(&dbn).arg(schema).arg(&raw).args(&tables);
+        let read = command.output().unwrap();
+        let said = String::from_utf8_lossy(&read.stdout).into_owned() + &String::from_utf8_lossy(&read.stderr);
+        assert!(read.status.success(), "{schema}: {said}");
+        assert!(said.contains("the same") && !said.contains(" 0 records"), "{schema}: {said}");
+    }
+}
+
+#[test]
+fn a_pipe_a_zstd_file_and_a_plain_one_give_the_same_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let dbn = day(folder.path(), "mbo");
+    let plain = path("plain.csv");
+    let _ = convert(&dbn, &plain, &[]).with_code(0);
+    let bytes = fs::read(&plain).unwrap();
+    assert!(bytes.starts_with(b"ts_recv,ts_event,rtype,publisher_id,instrument_id,action,side,price,size,"));
+    let packed = path("day.dbn.zst");
+    let _ = process::run(["replay", "--offline", text(&path("a.pcap")), "--schema", "mbo", "-o", text(&packed)]);
+    let _ = convert(&packed, &path("packed.csv.zst"), &[]).with_code(0);
+    let unpacked = zstd_unpacked(&path("packed.csv.zst"));
+    assert!(unpacked == bytes);
+    let piped = Command::new(process::program())
+        .args(["convert", "-", "-o", "-", "--to", "csv"])
+        .stdin(Stdio::from(File::open(&dbn).unwrap()))
+        .output()
+        .unwrap();
+    assert!(piped.status.success() && piped.stdout == bytes, "{}", String::from_utf8_lossy(&piped.stderr));
+    // JSON lines may hold several schemas, a table may not.
+    let mixed = path("mixed.dbn");
+    let _ = process::run(["replay", "--offline", text(&path("a.pcap")), "--schema", "mbo,status", "-o", text(&mixed)]);
+    let _ = convert(&mixed, &path("mixed.jsonl"), &[]).with_code(0);
+    let lines = fs::read_to_string(path("mixed.jsonl")).unwrap();
+    assert!(lines.lines().all(|line| line.starts_with('{') && line.ends_with('}')));
+    let ended = convert(&mixed, &path("mixed.csv"), &[]).with_code(2);
+    assert!(ended.stderr.contains("choose with --schema") && ended.stderr.contains("at byte "), "{}", ended.stderr);
+    let ended = convert(&mixed, &path("mixed.csv"), &["--schema", "mbo"]).with_code(0);
+    assert!(ended.stderr.contains("of other schemas left out"), "{}", ended.stderr);
+    assert!(fs::read(path("mixed.csv")).unwrap() == bytes);
+}
+
+#[test]
+fn bad_input_keeps_what_was_converted_and_is_told_by_file_and_offset() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let dbn = day(folder.path(), "mbo");
+    let whole = fs::read(&dbn).unwrap();
+    let (bad, out) = (path("bad.dbn"), path("out.csv"));
+    let _ = convert(&dbn, &out, &[]).with_code(0);
+    let all = fs::read(&out).unwrap();
+    let record_bytes = size_of::<dbn::MboMsg>();
+    fs::write(&bad, &whole[..whole.len() - 10]).unwrap();
+    let ended = convert(&bad, &out, &[]).with_code(2);
+    let offset = whole.len() - record_bytes;
+    assert!(ended.stderr.contains(&format!("read {} at byte {offset}", text(&bad))), "{}", ended.stderr);
+    let kept = fs::read(&out).unwrap();
+    assert!(all.starts_with(&kept) && kept.len() > all.len() * 9 / 10, "all whole records are kept");
+    for (content, said) in [(&b""[..], "the file is empty"), (b"no dbn, but text", "no DBN file")] {
+        fs::write(&bad, content).unwrap();
+        let ended = convert(&bad, &out, &[]).with_code(2);
+        assert!(ended.stderr.contains(said) && ended.stderr.contains(text(&bad)), "{}", ended.stderr);
+    }
+    let ended = convert(&path("a.pcap"), &out, &[]).with_code(2);
+    assert!(ended.stderr.contains("no DBN file"), "{}", ended.stderr);
+    let ended = process::run(["convert", text(&dbn), "-o", "/dev/full", "--to", "csv"]).with_code(2);
+    assert!(ended.stderr.contains("write /dev/full") && ended.stderr.contains("space"), "{}", ended.stderr);
+    let ended = process::run(["convert", text(&dbn), "-o", text(&path("out"))]).with_code(2);
+    assert!(ended.stderr.contains("--to"), "{}", ended.stderr);
+    let ended = process::run(["convert", text(&dbn), "-o", text(&dbn), "--to", "csv"]).with_code(2);
+    assert!(ended.stderr.contains("is the input") && fs::read(&dbn).unwrap() == whole, "{}", ended.stderr);
+    if !cfg!(feature = "parquet") {
+        let ended = convert(&dbn, &path("out.parquet"), &[]).with_code(2);
+        assert!(ended.stderr.contains("--features parquet"), "{}", ended.stderr);
+    }
+}
+
+fn convert(from: &Path, to: &Path, more: &[&str]) -> Ended {
+    process::run(["convert", text(from), "-o", text(to)].iter().chain(more))
+}
+
+/// A made-up day as DBN; its capture is `a.pcap`.
+fn day(folder: &Path, schema: &str) -> PathBuf {
+    let (capture, dbn) = (folder.join("a.pcap"), folder.join("day.dbn"));
+    let packets = feeds::itch_packets(feeds::itch_day(4_000, 2), SESSION, MIDNIGHT_NS);
+    feeds::write_capture(&capture, DESTINATIONS[0], &packets);
+    let _ = process::run(["replay", "--offline", text(&capture), "--schema", schema, "-o", text(&dbn)]).with_code(0);
+    dbn
+}
+
+fn zstd_unpacked(path: &Path) -> Vec<u8> {
+    zstd::decode_all(File::open(path).unwrap()).unwrap()
+}
+
+const BEGIN_NS: u64 = 1_493_127_000_000_000_000;
+
+/// DEEP price level updates on both sides of one book.
+fn messages() -> Vec<Vec<u8>> {
+    let level = |(number, side): (u64, u8)| {
+        let mut message = vec![side, 1];
+        message.extend_from_slice(&(BEGIN_NS + number * 1_000).to_le_bytes());
+        message.extend_from_slice(b"MDGW    ");
+        message.extend_from_slice(&u32::try_from(100 + number).unwrap().to_le_bytes());
+        let distance = i64::try_from(number % 12).unwrap() * 100 + 100;
+        let price = if side == b'8' { 1_000_000 - distance } else { 1_000_000 + distance };
+        message.extend_from_slice(&price.to_le_bytes());
+        message
+    };
+    (0..200).map(|number| (number, if number % 2 == 0 { b'8' } else { b'5' })).map(level).collect()
+}
+
+/// A packet of auction collars, each of which makes three statistics.
+fn auction_collars() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut writer = PacketWriter::begin(&mut bytes, SESSION, Sequence(1), 1_400);
+    for number in 0..5_u16 {
+        let mut message = vec![b'J'];
+        message.extend_from_slice(&(number + 1).to_be_bytes());
+        message.extend_from_slice(&[0, 0]);
+        message.extend_from_slice(&HOUR_NS.to_be_bytes()[2..]);
+        message.extend_from_slice(format!("{:<8}", format!("MDGW{number}")).as_bytes());
+        for price_e4 in [100_000_u32, 110_000, 90_000, 0] {
+            message.extend_from_slice(&(price_e4 + u32::from(number)).to_be_bytes());
+        }
+        assert!(writer.push(&message));
+    }
+    assert_eq!(writer.finish(), 5);
+    bytes
+}
+
+const HOUR_NS: u64 = 3_600_000_000_000;
+
+/// A Python with the official client, which the test command has made. Without it there is nothing to read back with.
+fn python(test: &str) -> Option<PathBuf> {
+    let python = env::var_os("MDGW_PYTHON").map(PathBuf::from);
+    if python.is_none() {
+        say(&format!("SKIPPED: {test}: no Python with the packages databento, pandas and pyarrow (set MDGW_PYTHON)"));
+    }
+    python
+}
