@@ -132,6 +132,12 @@ impl Channel {
         each_kind!(&mut self.0, line => line.peer_answered(now));
     }
 
+    /// The gateway that publishes has declared a gap of that numbering. Consumers' books are wrong since, so these are in
+    /// doubt too, whether or not this gateway has the messages.
+    pub fn peer_declared_gap(&mut self, session: Session) {
+        each_kind!(&mut self.0, line => line.peer_declared_gap(session));
+    }
+
     /// Where the channel stands.
     #[must_use]
     pub fn state(&self) -> ChannelState {

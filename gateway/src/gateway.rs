@@ -5,12 +5,14 @@
 
 mod alarms;
 mod cold;
+mod condition;
 mod election;
 mod group;
 mod kernel_guard;
 mod log_keeping;
 mod pool;
 mod report;
+mod takeovers;
 mod vigil;
 mod wiring;
 
@@ -27,13 +29,16 @@ use thiserror::Error;
 use self::{
     alarms::Alarms,
     cold::ColdThreads,
+    condition::{Condition, ConditionWatch, PeerFitness, lock},
     election::{Around, PeerNews, PeerWay},
     kernel_guard::KernelGuard,
     pool::RunningPool,
+    takeovers::TakeoverWatch,
     vigil::{HeldPage, Vigil},
     wiring::Wiring,
 };
 pub use self::{
+    condition::beginning,
     group::GroupDesk,
     report::{ChannelReport, GatewayReport, LineReport},
 };
@@ -50,7 +55,6 @@ use crate::{
         auth::SharedKey,
         core::Progress,
         driver::Election,
-        fitness::Fitness,
         identity::{Incarnation, Member, NodeId},
         latch::LeaderLatch,
     },
@@ -64,11 +68,11 @@ use crate::{
         latency_thread::LatencyThread,
     },
     pair_link::{Channels, PairDesk, PairEnds, PairLink, PairLinkConfig, PairLinkError, PairParts},
-    pipeline::PeerGaps,
+    pipeline::{ChannelMessage, PeerGaps},
     retransmit::ServiceError,
     standby::{Board, InputHistory, Standby, StandbyError},
     state_file::StateError,
-    sys::kernel_fence::KernelFenceError,
+    sys::{clock::mono_now, kernel_fence::KernelFenceError},
 };
 
 /// A running gateway. Dropping it without [`Self::stop`] leaves its threads running.
@@ -86,6 +90,10 @@ pub struct Gateway {
     link: Option<PairLink>,
     peer_way: PeerWay,
     peer_news: Option<PeerNews>,
+    peer_fitness: PeerFitness,
+    condition: ConditionWatch,
+    takeovers: TakeoverWatch,
+    heartbeat_ns: u64,
     /// Until the sentinel has it.
     page: Option<HeldPage>,
     vigil: Option<Vigil>,
@@ -241,9 +249,17 @@ impl Gateway {
         tracing::info!(epoch = epoch.count(), channels = config.channels.len(), pools = pools.len(), "gateway runs");
         let notes = audit.as_ref().map(Audit::notes);
         let peer_way = PeerWay::default();
+        let node = NodeId(config.gateway.node);
+        let takeovers = TakeoverWatch::new(groups.keys().copied(), node, notes.cloned(), &registry);
         let elections = match &config.election {
             Some(election) => {
-                let around = Around { audit: notes, peer_way: &peer_way, kernel: kernel.as_ref(), page: page.as_ref() };
+                let around = Around {
+                    audit: notes,
+                    peer_way: &peer_way,
+                    omens: takeovers.omens(),
+                    kernel: kernel.as_ref(),
+                    page: page.as_ref(),
+                };
                 election::start(config, election, epoch, &groups, &around).inspect_err(|_| {
                     for PoolOfChannels { pool, .. } in &pools {
                         pool.shutdown();
@@ -267,6 +283,10 @@ impl Gateway {
             link: None,
             peer_way,
             peer_news: None,
+            peer_fitness: PeerFitness::default(),
+            condition: ConditionWatch::default(),
+            takeovers,
+            heartbeat_ns: config.outputs.iter().map(|output| output.heartbeat_ns).max().unwrap_or(0),
             page,
             vigil: None,
             kernel,
@@ -306,18 +326,32 @@ impl Gateway {
         let admitting = election.clone();
         let board = self.board().cloned();
         let channels: Vec<ChannelId> = self.group(group).into_iter().flat_map(GroupDesk::channels).collect();
-        let positions = move || {
+        let conditions = Arc::clone(self.condition.newest());
+        let costs = self.takeovers.costs(group).cloned();
+        let details = move || {
+            let condition = lock(&conditions).get(&group).copied();
             let board = board.as_ref().map(|board| board.all()).unwrap_or_default();
             let known = channels.iter().filter_map(|channel| Some((channel, board.get(channel)?)));
             let told = known.map(|(channel, known)| {
                 let ready = known.ready.map(Reached::from);
-                json!({ "channel": channel.0, "ready": ready, "packets_heard": known.packets })
+                let state = format!("{:?}", known.state).to_lowercase();
+                json!({ "channel": channel.0, "state": state, "ready": ready, "packets_heard": known.packets })
             });
-            json!({ "channels": told.collect::<Vec<_>>() })
+            let joining = condition.map(|Condition { joining, .. }| {
+                json!({
+                    "standing": joining.standing,
+                    "behind_messages": joining.behind_messages,
+                    "channels_missing": joining.channels_missing,
+                    "level_ms": joining.level_ns / 1_000_000,
+                })
+            });
+            let fitness = condition.map(|condition| condition.fitness.class().name());
+            let takeovers = costs.as_ref().map(|costs| lock(costs).to_json());
+            json!({ "takeovers": takeovers, "fitness": fitness, "joining": joining, "channels": told.collect::<Vec<_>>() })
         };
         let latch = Arc::new(election.clone());
         let admit = move |node, name| admitting.admit(node, name);
-        GroupControl { latch, admit: Some(Arc::new(admit)), details: Arc::new(positions) }
+        GroupControl { latch, admit: Some(Arc::new(admit)), details: Arc::new(details) }
     }
 
     /// The same for each group.
@@ -362,7 +396,14 @@ impl Gateway {
         let parts = PairParts { board, epochs, logs: self.logs.clone(), peer_gaps, history, channels };
         let link = PairLink::start(PairLinkConfig { node: self.node, ends }, parts)?;
         let _first = self.peer_way.set(Arc::clone(link.desk()));
-        let news = PeerNews::start(Arc::clone(link.desk()), self.elections.clone()).map_err(PairLinkError::Thread)?;
+        let fitness = Arc::clone(&self.peer_fitness);
+        let news = PeerNews::start(
+            Arc::clone(link.desk()),
+            self.elections.clone(),
+            fitness,
+            Arc::clone(self.takeovers.omens()),
+        );
+        let news = news.map_err(PairLinkError::Thread)?;
         self.peer_news = Some(news);
         Ok(self.link.insert(link).desk())
     }
@@ -447,12 +488,32 @@ impl Gateway {
         }
     }
 
-    /// Tells each group's election how fit this gateway is to lead it. To be called some times a second.
-    pub fn tell_fitness(&self) {
+    /// Looks how this gateway is, and tells each group's election: how fit it is to lead, and whether it stands. To be
+    /// called some times a second; until then it stands for nothing.
+    pub fn tell_condition(&mut self) {
         let progress = if self.fault().is_some() { Progress::Stuck } else { Progress::Running };
+        let Some(board) = self.standby.as_ref().map(Standby::board) else { return };
+        // With a link its thread does, sooner.
+        while self.link.is_none()
+            && let Some((channel, session)) = board.take_gap()
+        {
+            if let Some(desk) = self.groups.values().find(|desk| desk.channels().any(|id| id == channel)) {
+                // No room: it is at work on what came before, and the next gap is told again.
+                let _full = desk.tell(channel, ChannelMessage::PeerDeclaredGap(session));
+            }
+        }
+        let around = condition::Surroundings {
+            board,
+            pair: self.link.as_ref().map(|link| &**link.desk()),
+            peer_fitness: &self.peer_fitness,
+            heartbeat_ns: self.heartbeat_ns,
+        };
+        let now = mono_now();
         for (group, election) in &self.elections {
-            let failed = self.groups.get(group).map_or(0, GroupDesk::failed_count);
-            election.set_fitness(Fitness { channels_failed: failed, ..Fitness::default() });
+            if let Some(desk) = self.groups.get(group) {
+                self.condition.look(*group, (desk, election), &around, now);
+                self.takeovers.look(*group, (desk, election), board, now);
+            }
             election.set_progress(progress);
         }
     }

@@ -118,6 +118,8 @@ pub enum ChannelMessage {
     Recovered(Box<[u8]>),
     /// The answer's end: the peer has no more.
     PeerAnswered,
+    /// The gateway that leads has published a gap of that numbering.
+    PeerDeclaredGap(Session),
 }
 
 /// Input that no line has brought, asked of the other gateway.
@@ -392,6 +394,7 @@ impl ChannelPipeline {
                     let channel = self.channel.config().id;
                     let is_asked = self.peer_gaps.ask(PeerGap { channel, session, first, next });
                     // Who joins waits for the link to come up once; then the next one who may have it is asked.
+                    self.waits_for_link &= !is_asked;
                     if !is_asked && !self.waits_for_link {
                         self.channel.peer_answered(mono_now());
                     }
@@ -532,6 +535,7 @@ impl ChannelHandler for ChannelPipeline {
                 self.publisher.send_from(&mut self.sink, &self.fence, buffers, context.io);
             }
             ChannelMessage::PeerAnswered => self.channel.peer_answered(context.now),
+            ChannelMessage::PeerDeclaredGap(session) => self.channel.peer_declared_gap(session),
         }
         self.after();
         Ok(())

@@ -17,13 +17,15 @@ mod follower;
 mod history;
 pub mod join;
 mod listener;
+mod probe;
 mod tracker;
 pub mod windows;
 
 pub use epochs::KnownEpochs;
 pub use history::InputHistory;
 pub use listener::{
-    Board, ChannelBoard, ListenedChannel, ListenedInput, ListenedOutput, ListenerCounts, Standby, StandbyConfig,
-    StandbyError,
+    Board, ChannelBoard, ChannelGauges, ListenedChannel, ListenedInput, ListenedOutput, ListenerCounts, Standby,
+    StandbyConfig, StandbyError,
 };
+pub use probe::Hearing;
 pub use tracker::{HeardTracker, TrackerCounts};

@@ -4,6 +4,7 @@ pub mod captures;
 pub mod conformance;
 pub mod counting_allocator;
 pub mod day;
+pub mod elected;
 pub mod failover;
 pub mod feeds;
 pub mod json;

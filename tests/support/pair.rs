@@ -105,6 +105,14 @@ impl Member {
         self.gateway.board().and_then(|board| board.get(CHANNEL)).expect("a standby listens")
     }
 
+    /// Looks around, as a running gateway does some times a second; whatever a channel is told by it has come there when
+    /// this returns.
+    pub fn look(&mut self) {
+        self.gateway.tell_condition();
+        self.desk().fence_moved();
+        wait_until("the channel has read its inbox", || self.desk().drained().is_some());
+    }
+
     /// It leads from now on, under that epoch.
     pub fn lead(&self, epoch: Epoch) {
         self.desk().fence().open(epoch, MonoNs(u64::MAX));

@@ -311,6 +311,12 @@ impl<C: Core> StraightLine<C> {
         self.arbiter.peer_answered(now);
     }
 
+    pub(super) fn peer_declared_gap(&mut self, session: Session) {
+        if self.sessions.current().is_some_and(|current| current.session == session) {
+            self.core.on_gap();
+        }
+    }
+
     pub(super) fn state(&self) -> ChannelState {
         if self.has_failed {
             return ChannelState::Failed;

@@ -36,8 +36,8 @@ Examples:
   mdgw demo --capture DEEP10.pcap.gz --rate 20000
   mdgw demo --pair
 
-With --pair, two gateways run as processes of their own; whichever leads is stopped until the other one has taken over,
-again and again, and at last one is killed. What was published is judged as `mdgw ha verify` does. Exit code 1: anything was lost, doubled or fenced wrongly.")]
+With --pair, two gateways run as processes of their own; whichever leads is asked to hand over, then stopped until the
+other one has taken over, then killed and started again, in turn; each time until it stands for election again. What was published is judged as `mdgw ha verify` does. Exit code 1: anything was lost, doubled or fenced wrongly.")]
 pub(super) struct Args {
     /// Play this capture instead of a made-up Nasdaq day.
     #[arg(long, value_name = "FILE")]
@@ -48,7 +48,7 @@ pub(super) struct Args {
     /// Seed of the day and of the damage.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Packets a second; 10,000 unless given, 2,000 with --pair.
+    /// Packets a second; 10,000 unless given, 1,200 with --pair.
     #[arg(long, value_name = "PPS")]
     rate: Option<f64>,
     /// Chance that a line loses a packet; half of that to double or swap it.
@@ -63,10 +63,10 @@ pub(super) struct Args {
     /// Where report and latency log go.
     #[arg(long, default_value = "mdgw-demo", value_name = "DIRECTORY")]
     directory: PathBuf,
-    /// Two gateways; whichever leads is stopped again and again, and at last killed.
+    /// Two gateways; whichever leads is asked to hand over, stopped, killed and started again, in turn.
     #[arg(long, conflicts_with_all = ["capture", "threads", "io"])]
     pair: bool,
-    /// How long a gateway leads before it is stopped or killed.
+    /// How long a gateway leads before that is done to it.
     #[arg(long, default_value_t = 1.0, value_name = "S", requires = "pair")]
     tenure_s: f64,
     /// Lease profile of the pair: default, fast or calm.
@@ -79,7 +79,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     ensure!((0.0..1.0).contains(&args.loss), "--loss {}: a chance is between 0 and 1", args.loss);
-    let rate = args.rate.unwrap_or(if args.pair { 2_000.0 } else { 10_000.0 });
+    let rate = args.rate.unwrap_or(if args.pair { 1_200.0 } else { 10_000.0 });
     ensure!(rate.is_finite() && rate > 0.0, "--rate {rate}: must be above 0");
     ensure!(["auto", "io_uring", "epoll"].contains(&args.io.as_str()), "--io {}: auto, io_uring or epoll", args.io);
     let stop = Arc::new(AtomicBool::new(false));

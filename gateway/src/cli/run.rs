@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     config::Resolved,
-    gateway::{Gateway, GatewayReport, Overrides},
+    gateway::{self, Gateway, GatewayReport, Overrides},
 };
 
 #[derive(Debug, clap::Args)]
@@ -58,7 +58,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let level = logging::start(config.log.level);
     // Before anything runs that a signal would leave half done.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("catch signals")?;
-    let overrides = Overrides { date: args.date, ts_recv: args.ts_recv.into(), ..Overrides::default() };
+    let overrides = Overrides {
+        date: args.date,
+        ts_recv: args.ts_recv.into(),
+        beginning: gateway::beginning(&config),
+        ..Overrides::default()
+    };
     let mut gateway = Gateway::start(&config, overrides).with_context(|| format!("start {}", args.config.display()))?;
     gateway.link_as_configured(&config).with_context(|| format!("start {}", args.config.display()))?;
     gateway.serve_control(&config).with_context(|| format!("start {}", args.config.display()))?;
@@ -70,7 +75,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
             }
             reload(args, &mut config, &gateway, &level);
         }
-        gateway.tell_fitness();
+        gateway.tell_condition();
         if let Some(fault) = gateway.fault() {
             break Some(fault);
         }

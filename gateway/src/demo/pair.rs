@@ -31,6 +31,7 @@ use self::{
 use super::{Places, Received, Subscription, reference_config, toml_text};
 use crate::{
     config::Resolved,
+    control::{Request, ask},
     election::auth::Nonce,
     standin::{
         exchange::Played,
@@ -72,7 +73,7 @@ pub enum PairEvent {
         /// Who publishes.
         leader: Option<Leader>,
     },
-    /// The leading gateway was stopped, or killed.
+    /// Something was done to the leading gateway.
     Struck {
         /// It.
         leader: Leader,
@@ -88,15 +89,37 @@ pub enum PairEvent {
         /// From the last packet of the old leader to the first new content.
         blackout: Duration,
     },
+    /// The gateway that was stopped or killed stands for election again.
+    Stands {
+        /// Its node.
+        node: u8,
+        /// Since it went on, or was started anew.
+        after: Duration,
+    },
 }
 
 /// What is done to a leading gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blow {
+    /// Asked to hand over (`mdgw ha hand-over`).
+    HandedOver,
     /// Stopped (SIGSTOP) until the other one leads.
     Stopped,
-    /// Killed (SIGKILL) for good.
+    /// Killed (SIGKILL), and started again once the other one leads.
     Killed,
+}
+
+/// One change of leadership.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PairChange {
+    /// What was done to the gateway that led.
+    pub blow: Blow,
+    /// Who leads now.
+    pub leader: Leader,
+    /// From the last packet of the old leader to the first new content.
+    pub blackout: Duration,
+    /// From when the old one went on, or was started anew, until it stood for election again.
+    pub stood_after: Duration,
 }
 
 /// Who publishes, as its packets say.
@@ -114,7 +137,7 @@ pub struct PairReport {
     /// What was played: packets and messages.
     pub played: (u64, u64),
     /// What was done to leading gateways, and what it cost, in their order.
-    pub changes: Vec<(Blow, Duration)>,
+    pub changes: Vec<PairChange>,
     /// What had to come out.
     pub expected: StreamDigest,
     /// What the subscriber received.
@@ -187,25 +210,36 @@ pub fn run(options: &PairOptions, stop: &AtomicBool, watch: &mut dyn FnMut(PairE
             break stop.load(Ordering::Relaxed);
         }
         exchange.must_run()?;
-        let is_killed = changes.last().is_some_and(|(blow, _)| *blow == Blow::Killed);
-        if led_since.elapsed() >= options.tenure && received > 0 && !is_killed {
-            // Afterwards there is nobody left to take over, and the exchange must still have enough to say.
-            let blow = if received > expected.messages / 4 * 3 { Blow::Killed } else { Blow::Stopped };
+        // The exchange must still have something new to say afterwards.
+        let is_time = led_since.elapsed() >= options.tenure && received < expected.messages / 8 * 7;
+        if is_time && received > 0 {
+            let blow = BLOWS[changes.len() % BLOWS.len()];
             let leader = witness.leader().context("nobody leads")?;
             let gateway = gateways.get_mut(usize::from(leader.node).wrapping_sub(1));
             let gateway = gateway.with_context(|| format!("node {} is none of ours", leader.node))?;
+            let control = stage.control_socket(leader.node);
+            watch(PairEvent::Struck { leader, blow, after: begun.elapsed() });
             match blow {
+                Blow::HandedOver => {
+                    _ = ask(&control, &Request::HandOver { group: None, target: None }).context("hand over")?;
+                }
                 Blow::Stopped => gateway.stop()?,
                 Blow::Killed => gateway.kill()?,
             }
-            watch(PairEvent::Struck { leader, blow, after: begun.elapsed() });
             let (successor, blackout) = witness.wait_for_content_after(leader, PATIENCE)?;
             watch(PairEvent::TookOver { leader: successor, blackout });
-            changes.push((blow, blackout));
-            if blow == Blow::Stopped {
-                gateway.go_on()?;
-                gateway.wait_until_it_stands(&stage.control_socket(leader.node), PATIENCE)?;
+            let revived = Instant::now();
+            match blow {
+                Blow::HandedOver => {}
+                Blow::Stopped => gateway.go_on()?,
+                Blow::Killed => *gateway = stage.gateway(leader.node)?,
             }
+            gateway.wait_until_it_stands(&control, PATIENCE)?;
+            let stood_after = revived.elapsed();
+            if blow != Blow::HandedOver {
+                watch(PairEvent::Stands { node: leader.node, after: stood_after });
+            }
+            changes.push(PairChange { blow, leader: successor, blackout, stood_after });
             led_since = Instant::now();
         }
         std::thread::sleep(LOOK);
@@ -343,6 +377,9 @@ fn make_key(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What is done to whoever leads, in turn. A gateway that was stopped knows that it stalled, so the one that is asked to
+/// lead is another.
+const BLOWS: [Blow; 3] = [Blow::HandedOver, Blow::Stopped, Blow::Killed];
 /// Stocks of the made-up day.
 const STOCKS: u16 = 1_000;
 /// Nothing takes as long on any machine; whatever takes longer hangs.

@@ -274,6 +274,14 @@ impl Election {
         state.stalls.clone().map(|stalls| (stalls, state.alarming_stalls))
     }
 
+    /// How often the election thread woke so late that a lease of it would have run out.
+    #[must_use]
+    pub fn long_stalls(&self) -> u64 {
+        let timing = &self.shared.timing;
+        let stalls = self.stalls().map(|(stalls, _)| stalls);
+        stalls.map_or(0, |stalls| stalls.count_between(timing.lease_ns.saturating_sub(timing.margin_ns), u64::MAX))
+    }
+
     /// Waits until `until` says something of the state, or for no longer than `limit`.
     fn wait<T>(&self, limit: Option<Duration>, mut until: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
         let end = limit.and_then(|limit| Instant::now().checked_add(limit));

@@ -19,7 +19,13 @@ use mdgw_feeds::{
     time::MonoNs,
 };
 
-use super::{GatewayError, GroupDesk, kernel_guard::KernelGuard, vigil::HeldPage};
+use super::{
+    GatewayError, GroupDesk,
+    condition::{PeerFitness, lock},
+    kernel_guard::KernelGuard,
+    takeovers::AllOmens,
+    vigil::HeldPage,
+};
 #[cfg(feature = "zookeeper")]
 use crate::election::{
     access::{ZooKeeperConfig, ZooKeeperMode},
@@ -27,7 +33,10 @@ use crate::election::{
     zookeeper,
 };
 use crate::{
-    audit::{AuditListener, AuditNotes},
+    audit::{
+        AuditListener, AuditNotes,
+        entry::{Change, notice_text},
+    },
     config::{
         Resolved,
         resolved::{Backend, ElectionConfig, MembershipConfig, QuorumConfig},
@@ -42,7 +51,6 @@ use crate::{
             timing::EmergentTiming,
         },
         file::FileRegister,
-        fitness::Standing,
         identity::{Incarnation, Member, NodeId, NodeName},
         latch::LeaderLatch,
         lease::{Lease, LeaseConfig, MovesConfig},
@@ -80,8 +88,11 @@ pub(super) fn start(
     for (index, (group, desk)) in desks.iter().enumerate() {
         let surroundings = Desk {
             group: *group,
+            node: NodeId(config.gateway.node),
             desk: desk.clone(),
             peer_way: Arc::clone(around.peer_way),
+            omens: Arc::clone(around.omens),
+            notes: around.audit.cloned(),
             kernel: around.kernel.and_then(|kernel| kernel.slot(*group)),
             word: around.page.and_then(|page| page.election_word(index)),
         };
@@ -190,7 +201,6 @@ fn start_one(
     if let Some(notes) = audit {
         latch.listen(Arc::new(AuditListener { notes: notes.clone(), group, node }));
     }
-    latch.set_standing(Standing::Stands);
     latch.start().map_err(|closed| GatewayError::Io {
         act: format!("start the election of group {}", group.0),
         source: io::Error::other(closed),
@@ -303,8 +313,11 @@ fn measure_store(election: &ElectionConfig, group: GroupId) {
 /// What surrounds the election of a group in this process.
 struct Desk {
     group: GroupId,
+    node: NodeId,
     desk: GroupDesk,
     peer_way: PeerWay,
+    omens: AllOmens,
+    notes: Option<AuditNotes>,
     /// The fence in the kernel, where there is one.
     kernel: Option<KernelFenceSlot>,
     /// Where the sentinel sees that the thread gets on.
@@ -315,6 +328,7 @@ struct Desk {
 pub(super) struct Around<'a> {
     pub(super) audit: Option<&'a AuditNotes>,
     pub(super) peer_way: &'a PeerWay,
+    pub(super) omens: &'a AllOmens,
     pub(super) kernel: Option<&'a KernelGuard>,
     pub(super) page: Option<&'a HeldPage>,
 }
@@ -330,13 +344,18 @@ pub(super) struct PeerNews {
 }
 
 impl PeerNews {
-    pub(super) fn start(desk: Arc<PairDesk>, elections: BTreeMap<GroupId, Election>) -> io::Result<Self> {
+    pub(super) fn start(
+        desk: Arc<PairDesk>,
+        elections: BTreeMap<GroupId, Election>,
+        fitness: PeerFitness,
+        omens: AllOmens,
+    ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new().name("mdgw-peer-news".to_owned()).spawn(move || {
             desk.wake_on_message(std::thread::current());
             while !stopped.load(Relaxed) {
-                forward(&desk, &elections);
+                forward(&desk, &elections, &fitness, &omens);
                 std::thread::park_timeout(LOOK_INTERVAL);
             }
         })?;
@@ -355,12 +374,18 @@ impl Drop for PeerNews {
     }
 }
 
-fn forward(desk: &PairDesk, elections: &BTreeMap<GroupId, Election>) {
+fn forward(desk: &PairDesk, elections: &BTreeMap<GroupId, Election>, fitness: &PeerFitness, omens: &AllOmens) {
     while let Some(notice) = desk.take_death() {
         tracing::warn!(holder = %notice.holder, epoch = ?notice.epoch, "the other gateway's process has ended");
-        elections.values().for_each(|election| election.died(notice));
+        for (group, election) in elections {
+            lock(omens).entry(*group).or_default().death = Some(mono_now());
+            election.died(notice);
+        }
     }
     while let Some((group, message)) = desk.take_election() {
+        if let PeerMessage::State(state) = &message {
+            lock(fitness).insert(group, state.fitness);
+        }
         // Without a connection nobody has proved who it is.
         if let (Some(node), Some(election)) = (desk.peer_node(), elections.get(&group)) {
             election.heard_from_peer(NodeId(node), message);
@@ -373,6 +398,9 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Surroundings for Desk {
     fn to_peer(&mut self, to: NodeId, message: PeerMessage) {
+        if matches!(message, PeerMessage::Prepared { .. }) {
+            lock(&self.omens).entry(self.group).or_default().prepared = Some(mono_now());
+        }
         if let Some(desk) = self.peer_way.get()
             && desk.peer_node() == Some(to.0)
         {
@@ -420,6 +448,10 @@ impl Surroundings for Desk {
     }
 
     fn notice(&mut self, notice: &Notice) {
+        if let Some(notes) = &self.notes {
+            let text = notice_text(notice);
+            notes.note(self.group, self.node, self.desk.epochs().highest(), Change::Notice { text });
+        }
         if let Notice::RecordWentBack { seen, now } = notice {
             tracing::error!(alarm = "record-went-back", ?seen, ?now, "the election's record was restored or made anew");
         }

@@ -18,7 +18,7 @@ use crate::{
     config::Resolved,
     fence::Fence,
     pipeline::ChannelMessage,
-    publish::TakeoverWords,
+    publish::{Opening, TakeoverWords},
     standby::{Board, KnownEpochs},
 };
 
@@ -60,11 +60,9 @@ impl GroupDesk {
         self.channels.iter().map(|channel| channel.id)
     }
 
-    /// How many of its channels are out of service.
-    #[must_use]
-    pub fn failed_count(&self) -> u16 {
-        let failed = self.channels.iter().filter(|channel| channel.pool.failed(channel.index).is_some());
-        u16::try_from(failed.count()).unwrap_or(u16::MAX)
+    /// What the last opening of the fence has come to, channel by channel.
+    pub fn openings(&self) -> impl Iterator<Item = (ChannelId, Opening)> {
+        self.channels.iter().map(|channel| (channel.id, channel.words.opening.get()))
     }
 
     /// Tells one of its channels something; the message comes back when that has no room for it, or isn't of this group.

@@ -56,7 +56,10 @@ use crate::{
     pipeline::{COUNTERS, ChannelPipeline, LineSocket, PeerGaps, PipelineLocal, PipelineParts, RecoverySocket},
     publish::{LogSink, Publisher, PublisherConfig, TakeoverWords},
     retransmit::ServedChannel,
-    standby::{InputHistory, KnownEpochs, ListenedChannel, ListenedInput, ListenedOutput, Standby, StandbyConfig},
+    standby::{
+        ChannelGauges, InputHistory, KnownEpochs, ListenedChannel, ListenedInput, ListenedOutput, Standby,
+        StandbyConfig,
+    },
     state_file::StateFile,
     sys::{clock::unix_now, hardware_stamps},
 };
@@ -277,7 +280,13 @@ impl<'c> Wiring<'c> {
 
         let words = Arc::new(TakeoverWords::default());
         self.words.insert(setup.id, Arc::clone(&words));
-        let OpenedLog { sink, directory: log_directory, logged } = self.open_log(setup, output, &words)?;
+        let counters = self.registry.register(&setup.name, &COUNTERS);
+        let gauges = ChannelGauges {
+            state: counters.reader("state"),
+            log_entries_lost: counters.reader("log_entries_lost"),
+            log_entries_private: counters.reader("log_entries_private"),
+        };
+        let OpenedLog { sink, directory: log_directory, logged } = self.open_log(setup, output, &words, gauges)?;
         config.logged = logged;
         let of_group = self.config.channels.iter().filter(|other| other.group == setup.group).count() as u64;
         let publisher = PublisherConfig {
@@ -299,7 +308,7 @@ impl<'c> Wiring<'c> {
             publisher,
             fence: self.group_of(setup).fence,
             peer_gaps: Arc::clone(&self.peer_gaps),
-            counters: self.registry.register(&setup.name, &COUNTERS),
+            counters,
             numberings: Arc::clone(&self.numberings),
         }))
     }
@@ -309,6 +318,7 @@ impl<'c> Wiring<'c> {
         setup: &ChannelSetup,
         output: Option<&OutputConfig>,
         words: &Arc<TakeoverWords>,
+        gauges: ChannelGauges,
     ) -> Result<OpenedLog, GatewayError> {
         let gateway = &self.config.gateway;
         let directory = log_directory(self.config, setup.id);
@@ -340,6 +350,7 @@ impl<'c> Wiring<'c> {
             epochs: Arc::clone(&epochs),
             fence: Arc::clone(&fence),
             words: Arc::clone(words),
+            gauges,
         });
         self.keepers.push(KeptLog::new(opened.keeper, self.registry.register(&setup.name, &LOG_COUNTERS)));
         self.served.push(ServedChannel {
@@ -498,8 +509,8 @@ const EPOCH_JUMP_MAX: u64 = 1_000;
 const HISTORY_BYTES_MAX: usize = 32 << 20;
 /// One more than a message lost on the link needs.
 const PEER_ATTEMPTS_MAX: u16 = 2;
-/// Half a second for the link to come up; a peer that says it has no more isn't waited for.
-const PEER_ATTEMPTS_TO_JOIN_MAX: u16 = 50;
+/// Three seconds for the link to come up; a peer that says it has no more isn't waited for.
+const PEER_ATTEMPTS_TO_JOIN_MAX: u16 = 300;
 /// Ten time-outs of a receiver's request.
 const HOLE_NS_MAX: u64 = 500_000_000;
 /// The floor of a takeover's tail for a whole group: see the publisher.

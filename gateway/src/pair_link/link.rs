@@ -29,7 +29,7 @@ use crate::{
     election::auth::{Nonce, SharedKey, Unauthentic},
     pipeline::{ChannelMessage, PeerGap, PeerGaps},
     sentinel::announcement::Announcement,
-    standby::{Board, InputHistory, KnownEpochs},
+    standby::{Board, Hearing, InputHistory, KnownEpochs},
     sys::{clock::mono_now, poll},
 };
 
@@ -287,6 +287,9 @@ impl Link {
             }
         }
         self.hear_datagrams(now);
+        while let Some((channel, session)) = self.board.take_gap() {
+            self.channels.0(channel, ChannelMessage::PeerDeclaredGap(session));
+        }
     }
 
     fn accept(&mut self, now: MonoNs) {
@@ -383,6 +386,7 @@ impl Link {
     }
 
     fn positions(&self) -> LinkMessage {
+        let hears_probe = self.board.hearing(mono_now()) == Hearing::Hears;
         let positions = self.board.all().into_iter().map(|(channel, board)| {
             let epochs = self.epochs.get(&board.group);
             let epoch = epochs.map_or(board.heard.epoch, |epochs| epochs.highest());
@@ -390,9 +394,10 @@ impl Link {
                 channel,
                 ready: board.ready,
                 published: board.published,
-                heard: board.heard.on_wire,
+                heard: board.echo,
+                hears_probe,
                 epoch,
-                state: 0,
+                state: board.state as u8,
             }
         });
         LinkMessage::Positions(positions.collect())

@@ -71,8 +71,10 @@ pub struct ChannelPositions {
     pub ready: Option<StreamPosition>,
     /// How far it has published, if it leads.
     pub published: Option<StreamPosition>,
-    /// How far it has heard the other publish: the echo.
+    /// Where the last packet ended that it heard of the other's output: the echo.
     pub heard: Option<StreamPosition>,
+    /// It hears its own probes on the group: what it doesn't hear isn't there.
+    pub hears_probe: bool,
     /// Under which epoch; of `published`, if there is one.
     pub epoch: Epoch,
     /// Number of its [`ChannelState`](mdgw_feeds::channel::ChannelState).
@@ -187,7 +189,7 @@ impl Hello {
 }
 
 const MAGIC: &[u8; 8] = b"MDGWPAIR";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 impl LinkMessage {
     /// Its body, kind first. What is beyond a bound is left out: senders keep to them.
@@ -300,7 +302,7 @@ impl ChannelPositions {
         out.extend(self.channel.0.to_le_bytes());
         let positions = [self.ready, self.published, self.heard];
         let present = positions.iter().rev().fold(0_u8, |bits, position| bits << 1 | u8::from(position.is_some()));
-        out.extend([present, self.state]);
+        out.extend([present | u8::from(self.hears_probe) << 3, self.state]);
         out.extend(self.epoch.0.to_le_bytes());
         for word in positions.into_iter().flatten().flat_map(StreamPosition::to_words) {
             out.extend(word.to_le_bytes());
@@ -310,7 +312,7 @@ impl ChannelPositions {
     fn read(rest: &mut Fields<'_>) -> Result<Self, Malformed> {
         let channel = ChannelId(rest.u16()?);
         let (present, state, epoch) = (rest.u8()?, rest.u8()?, Epoch(rest.u64()?));
-        if present > 0b111 {
+        if present > 0b1111 {
             return Err(Malformed::Field);
         }
         let mut position = |bit: u8| -> Result<Option<StreamPosition>, Malformed> {
@@ -321,7 +323,8 @@ impl ChannelPositions {
             StreamPosition::from_words(words).map(Some).ok_or(Malformed::Field)
         };
         let (ready, published, heard) = (position(0)?, position(1)?, position(2)?);
-        Ok(Self { channel, ready, published, heard, epoch, state })
+        let hears_probe = present >> 3 & 1 == 1;
+        Ok(Self { channel, ready, published, heard, hears_probe, epoch, state })
     }
 }
 
@@ -407,6 +410,7 @@ mod tests {
                 ready: at(9, 0),
                 published: None,
                 heard: at(8, 2),
+                hears_probe: true,
                 epoch: Epoch(77),
                 state: 1,
             },

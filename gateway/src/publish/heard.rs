@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 #[cfg(not(all(test, feature = "loom")))]
 use std::sync::atomic::{AtomicU64, fence};
 
-use mdgw_feeds::{identity::Epoch, published::position::StreamPosition};
+use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
 use mdgw_publog::Position;
 
 /// How far another gateway has published a channel. Each position says that everything before it has been published:
@@ -55,6 +55,53 @@ pub struct TakeoverWords {
     pub sent: SentWord,
     /// Where the output stood when the channel looked at the fence last: out.
     pub looks: LookWords,
+    /// What the last opening of the fence came to: out.
+    pub opening: OpeningWords,
+}
+
+/// What the last opening of the fence has come to. Written by the holder of the channel's claim when the fence opens, when
+/// the first content is out and when the tail is through; read by any.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct OpeningWords(Slots<9>);
+
+/// An opening of the fence, as one channel sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Opening {
+    /// Its epoch; 0 before the first.
+    pub epoch: Epoch,
+    /// Up to where the gateway before was heard to publish; `None`: this one led before, or nobody was heard.
+    pub heard: Option<StreamPosition>,
+    /// How far the own log had come.
+    pub ready: Option<StreamPosition>,
+    /// When the first content was handed to the kernel; `None` until then.
+    pub first_content: Option<MonoNs>,
+    /// Packets that were sent as a tail, each counted once for each line.
+    pub tail_packets: u64,
+}
+
+impl OpeningWords {
+    pub(super) fn set(&self, opening: Opening) {
+        let Opening { epoch, heard, ready, first_content, tail_packets } = opening;
+        let [a, b, c] = heard.map_or([0; 3], StreamPosition::to_words);
+        let [d, e, f] = ready.map_or([0; 3], StreamPosition::to_words);
+        self.0.set([epoch.0, a, b, c, d, e, f, first_content.map_or(0, |at| at.0), tail_packets]);
+    }
+
+    /// The last one.
+    #[must_use]
+    pub fn get(&self) -> Opening {
+        let [epoch, a, b, c, d, e, f, first_content, tail_packets] = self.0.get().unwrap_or_default();
+        let [heard, ready] = [[a, b, c], [d, e, f]].map(StreamPosition::from_words);
+        let first_content = (first_content > 0).then_some(MonoNs(first_content));
+        Opening { epoch: Epoch(epoch), heard, ready, first_content, tail_packets }
+    }
+}
+
+impl Default for OpeningWords {
+    fn default() -> Self {
+        Self(Slots::new())
+    }
 }
 
 /// The last look at the fence that the channel was asked for, and where its output stood then. Written by the holder of
@@ -228,6 +275,23 @@ mod tests {
     }
 
     #[test]
+    fn an_opening_survives_its_words() {
+        let words = OpeningWords::default();
+        assert_eq!(words.get(), Opening::default());
+        let opening = Opening {
+            epoch: Epoch(7),
+            heard: at(0, 5),
+            ready: at(1, 9),
+            first_content: Some(MonoNs(3)),
+            tail_packets: 11,
+        };
+        words.set(opening);
+        assert_eq!(words.get(), opening);
+        words.set(Opening { heard: None, first_content: None, ..opening });
+        assert_eq!(words.get(), Opening { heard: None, first_content: None, ..opening });
+    }
+
+    #[test]
     fn the_place_that_was_sent_survives_its_word() {
         let sent = SentWord::default();
         assert_eq!(sent.get(), None);
@@ -252,13 +316,11 @@ mod tests {
 
 #[cfg(all(test, feature = "loom"))]
 mod model {
+    use super::*;
     use loom::{
         sync::{Arc, Mutex, atomic::AtomicBool},
         thread,
     };
-    use mdgw_feeds::time::MonoNs;
-
-    use super::*;
 
     /// Two words that always agree, set three times while they are read once.
     fn check(set: fn(&Slots<2>, u64)) {

@@ -11,7 +11,7 @@ use mdgw_feeds::{
 use mdgw_publog::{Entry, LogError, Position, Reader, SessionBytes};
 
 use super::{
-    heard::{Look, TakeoverWords},
+    heard::{Look, Opening, TakeoverWords},
     packet::packet_header,
     sink::{LogSink, Numbering, state_frame},
 };
@@ -97,6 +97,10 @@ pub struct Publisher {
     heartbeat_at: MonoNs,
     retry_at: Option<MonoNs>,
     wall: WallFromMono,
+    /// What the last opening of the fence has come to.
+    opening: Opening,
+    /// Packets sent as a tail before it.
+    tail_packets_before: u64,
     counts: PublishCounts,
 }
 
@@ -184,6 +188,8 @@ impl Publisher {
             heartbeat_at: now,
             retry_at: None,
             wall: WallFromMono::new(),
+            opening: Opening::default(),
+            tail_packets_before: 0,
             counts: PublishCounts::default(),
         }
     }
@@ -224,7 +230,12 @@ impl Publisher {
             };
             match progress {
                 Progress::Nothing => break,
-                Progress::Sent(at) => handed_over = Some(at),
+                Progress::Sent(at) => {
+                    if self.opening.first_content.is_none() {
+                        self.tell_first_content(at);
+                    }
+                    handed_over = Some(at);
+                }
                 Progress::Again => {}
             }
         }
@@ -319,7 +330,23 @@ impl Publisher {
         self.epoch = epoch;
         self.mode = PublishMode::Tail;
         self.tail = None;
-        heard.credible(log.ready()).filter(|_| !is_own_turn_later)
+        let ready = log.ready();
+        let heard = heard.credible(ready).filter(|_| !is_own_turn_later);
+        self.opening = Opening { epoch, heard, ready, ..Opening::default() };
+        self.tail_packets_before = self.counts.tail_packets;
+        self.words.opening.set(self.opening);
+        heard
+    }
+
+    #[cold]
+    fn tell_first_content(&mut self, at: MonoNs) {
+        self.opening.first_content = Some(at);
+        self.tell_tail();
+    }
+
+    fn tell_tail(&mut self) {
+        self.opening.tail_packets = self.counts.tail_packets - self.tail_packets_before;
+        self.words.opening.set(self.opening);
     }
 
     /// From what was heard, else from the place last sent.
@@ -385,6 +412,7 @@ impl Publisher {
     fn go_live(&mut self, from: Position, log: &LogSink) {
         self.mode = PublishMode::Live;
         self.tail = None;
+        self.tell_tail();
         let is_known = log.writer().pending(from).is_some();
         self.counts.overruns += u64::from(!is_known);
         for line in &mut self.lines {

@@ -17,6 +17,8 @@ pub struct FitnessLook {
     pub stalls: u64,
     /// The peer hears a probe of its own on the group: what it doesn't hear then, isn't there.
     pub peer_hears_probe: bool,
+    /// This gateway doesn't hear its own probes, nor lead: it could neither tell what was published nor whether it is heard.
+    pub is_deaf: bool,
 }
 
 /// One channel at one look.
@@ -67,7 +69,7 @@ impl FitnessWatch {
         };
         let unheard = look.channels.iter().filter(|channel| self.is_unheard(channel, now)).count();
         Fitness {
-            output_unheard: unheard > 0 && look.peer_hears_probe,
+            output_unheard: look.is_deaf || unheard > 0 && look.peer_hears_probe,
             channels_failed: count(|channel| channel.state == ChannelState::Failed),
             channels_behind: count(|channel| is_behind(channel.state) && channel.peer_state.is_some_and(is_well)),
             log_failing: self.log_entries_lost.look(look.log_entries_lost, now),
@@ -92,7 +94,7 @@ impl FitnessWatch {
 }
 
 fn is_behind(state: ChannelState) -> bool {
-    matches!(state, ChannelState::Gap | ChannelState::Recovering | ChannelState::Stale)
+    matches!(state, ChannelState::Waiting | ChannelState::Gap | ChannelState::Recovering | ChannelState::Stale)
 }
 
 fn is_well(state: ChannelState) -> bool {
@@ -133,6 +135,7 @@ mod tests {
             (ChannelState::Gap, Some(ChannelState::Live), FitnessClass::ChannelsBehind),
             (ChannelState::Stale, Some(ChannelState::Live), FitnessClass::ChannelsBehind),
             (ChannelState::Stale, Some(ChannelState::Stale), FitnessClass::Fit),
+            (ChannelState::Waiting, Some(ChannelState::Live), FitnessClass::ChannelsBehind),
             (ChannelState::Recovering, None, FitnessClass::Fit),
             (ChannelState::Failed, None, FitnessClass::ChannelsFailed),
         ] {
@@ -153,6 +156,10 @@ mod tests {
         let deaf = FitnessLook { peer_hears_probe: false, ..look(channel(at(70), at(8))) };
         assert!(!unheard(&deaf, 400));
         assert!(!unheard(&look(channel(at(70), at(60))), 500), "heard again");
+        assert!(
+            unheard(&FitnessLook { is_deaf: true, ..look(channel(None, None)) }, 600),
+            "who is deaf can't lead either"
+        );
         assert!(!unheard(&look(channel(None, None)), 9_000), "a standby publishes nothing");
         assert!(!unheard(&look(channel(at(70), None)), 9_100), "a new leader gets its time");
         assert!(unheard(&look(channel(at(70), None)), 9_300));

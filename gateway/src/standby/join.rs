@@ -47,13 +47,24 @@ pub struct JoinWatch {
     standing: Standing,
     /// Since when, and the windows then.
     level: Option<(MonoNs, Windows)>,
+    /// Less fit than the peer since then.
+    worse: Option<MonoNs>,
+    progress: JoinProgress,
 }
 
 impl JoinWatch {
     /// Of a gateway that has just started.
     #[must_use]
     pub fn new() -> Self {
-        Self { standing: Standing::Joins, level: None }
+        let standing = Standing::Joins;
+        let progress = JoinProgress { standing, behind_messages: 0, channels_missing: 0, level_ns: 0 };
+        Self { standing, level: None, worse: None, progress }
+    }
+
+    /// What had come of it at the last look.
+    #[must_use]
+    pub fn progress(&self) -> JoinProgress {
+        self.progress
     }
 
     /// What has come of it by now.
@@ -70,7 +81,9 @@ impl JoinWatch {
             }
         }
         let (own, peer) = &look.fitness;
-        let is_level = channels_missing == 0 && behind_messages <= LEVEL_MESSAGES && !own.is_worse_than(peer);
+        self.worse = own.is_worse_than(peer).then(|| self.worse.unwrap_or(now));
+        let is_worse = self.worse.is_some_and(|since| now.since(since) >= WORSE_NS);
+        let is_level = channels_missing == 0 && behind_messages <= LEVEL_MESSAGES && !is_worse;
         let (since, before) = *self.level.get_or_insert((now, look.windows));
         let windows = look.windows;
         if !is_level || windows.different != before.different {
@@ -87,7 +100,8 @@ impl JoinWatch {
             self.standing = Standing::Stands;
         }
         let level_ns = self.level.map_or(0, |(since, _)| now.since(since));
-        JoinProgress { standing: self.standing, behind_messages, channels_missing, level_ns }
+        self.progress = JoinProgress { standing: self.standing, behind_messages, channels_missing, level_ns };
+        self.progress
     }
 }
 
@@ -100,6 +114,8 @@ impl Default for JoinWatch {
 /// What two looks at two moments differ by on a busy channel.
 const LEVEL_MESSAGES: u64 = 10_000;
 const LEVEL_NS: u64 = 2_000_000_000;
+/// A short wait for the other line makes nobody unfit.
+const WORSE_NS: u64 = 250_000_000;
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
@@ -170,7 +186,8 @@ mod tests {
         let mut watch = JoinWatch::new();
         let mut look = look(at(0, 5), at(0, 5), (0, 0, 0));
         look.fitness.0.channels_behind = 1;
-        for second in 0..5 {
+        assert_eq!(watch.look(&look, MonoNs(0)).standing, Standing::Joins);
+        for second in 1..5 {
             assert_eq!(watch.look(&look, MonoNs(second * S)).standing, Standing::Joins);
         }
     }

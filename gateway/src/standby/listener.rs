@@ -16,20 +16,30 @@ use std::{
 
 use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
+    channel::ChannelState,
     drop_reason::{DropCounts, DropReason},
-    identity::{ChannelId, Epoch, GroupId, Line},
+    frame::{FrameKind, GapBody},
+    identity::{ChannelId, Epoch, GroupId, Line, Sequence, Session},
     published::{
-        packet::{PACKET_BYTES_MAX, parse_packet},
+        packet::{PACKET_BYTES_MAX, Packet, parse_packet},
         position::StreamPosition,
     },
     time::MonoNs,
 };
 use mdgw_publog::{KeepFrom, LogError};
+use zerocopy::FromBytes as _;
 
-use super::{epochs::KnownEpochs, follower::LogFollower, history::InputHistory, tracker::HeardTracker};
+use super::{
+    epochs::KnownEpochs,
+    follower::LogFollower,
+    history::InputHistory,
+    probe::{self, Hearing, ProbeTimes, Prober},
+    tracker::HeardTracker,
+};
 use crate::{
     fence::Fence,
     net::sockets::{Interface, Membership, ReceiveOptions, ReceiveSocket, SocketError, SourceFilter, open_receive},
+    observe::counters::CounterReader,
     pair_link::message::WindowHash,
     publish::{Heard, TakeoverWords},
     sys::{clock::mono_now, poll},
@@ -96,6 +106,19 @@ pub struct ListenedChannel {
     pub fence: Arc<Fence>,
     /// Where the publisher finds what was heard, and tells what it has sent.
     pub words: Arc<TakeoverWords>,
+    /// What its pipeline counts.
+    pub gauges: ChannelGauges,
+}
+
+/// What a channel's pipeline tells of itself.
+#[derive(Clone, Debug)]
+pub struct ChannelGauges {
+    /// Number of its [`ChannelState`].
+    pub state: CounterReader,
+    /// Entries of the log that outputs have missed.
+    pub log_entries_lost: CounterReader,
+    /// Entries that readers of the log have missed.
+    pub log_entries_private: CounterReader,
 }
 
 /// What cold threads know of the channels, for each other.
@@ -104,6 +127,9 @@ pub struct Board {
     channels: Mutex<BTreeMap<ChannelId, ChannelBoard>>,
     /// Windows of the own log that are complete.
     windows: ArrayQueue<WindowHash>,
+    probes: Mutex<ProbeTimes>,
+    /// Channels in which the other gateway has declared a gap, with the numbering.
+    gaps: ArrayQueue<(ChannelId, Session)>,
 }
 
 /// One channel on the [`Board`].
@@ -111,12 +137,19 @@ pub struct Board {
 pub struct ChannelBoard {
     /// Its group.
     pub group: GroupId,
+    /// Where the channel stands.
+    pub state: ChannelState,
+    /// Entries of the own log that outputs or readers have missed so far.
+    pub log_entries_lost: u64,
     /// How far the own log has come.
     pub ready: Option<StreamPosition>,
     /// How far this gateway has published, while it leads and has worked off the tail.
     pub published: Option<StreamPosition>,
     /// What was heard of the other gateway's output.
     pub heard: Heard,
+    /// Where the last packet of the other gateway's output ended, whether or not the own input has come there: that it is
+    /// heard at all.
+    pub echo: Option<StreamPosition>,
     /// Packets of the other gateway's output, on all lines.
     pub packets: u64,
     /// Own packets that came back, on all lines.
@@ -149,6 +182,22 @@ impl Board {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A channel of which the gateway that leads has just declared a gap, with its numbering. The channel is to be told.
+    #[must_use]
+    pub fn take_gap(&self) -> Option<(ChannelId, Session)> {
+        self.gaps.pop()
+    }
+
+    /// Whether this gateway hears what is sent on its groups.
+    #[must_use]
+    pub fn hearing(&self, now: MonoNs) -> Hearing {
+        self.probe_times().hearing(now)
+    }
+
+    fn probe_times(&self) -> std::sync::MutexGuard<'_, ProbeTimes> {
+        self.probes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The oldest window that nobody has taken yet.
     #[must_use]
     pub fn take_window(&self) -> Option<WindowHash> {
@@ -158,7 +207,8 @@ impl Board {
 
 impl Default for Board {
     fn default() -> Self {
-        Self { channels: Mutex::default(), windows: ArrayQueue::new(WINDOWS_MAX) }
+        let (windows, gaps) = (ArrayQueue::new(WINDOWS_MAX), ArrayQueue::new(GAPS_MAX));
+        Self { channels: Mutex::default(), windows, probes: Mutex::default(), gaps }
     }
 }
 
@@ -195,6 +245,8 @@ impl Standby {
             memberships.extend(socket.membership());
             sockets.push(Listening::new(socket)?);
         }
+        let lines = config.outputs.iter().map(|output| (output.address, &output.interface));
+        let prober = Prober::open(config.node, lines)?;
         let mut inputs = Vec::with_capacity(config.inputs.len());
         for ListenedInput { channel, address, interface, sources } in config.inputs {
             // A unicast line has one receiver, and that is the straight line.
@@ -212,18 +264,30 @@ impl Standby {
         }
         let mut channels = Vec::with_capacity(config.channels.len());
         for listened in config.channels {
-            let ListenedChannel { group, channel, log_directory, logged, keep_from, epochs, fence, words } = listened;
+            let ListenedChannel { group, channel, log_directory, logged, keep_from, epochs, fence, words, gauges } =
+                listened;
             let follower = LogFollower::new(&log_directory, channel, logged, keep_from, Arc::clone(&words))?;
             let mut tracker = HeardTracker::new(config.hole_ns_max);
             if let Some(logged) = logged {
                 tracker.set_ready(logged, mono_now());
             }
             let board = ChannelBoard { group, ready: logged, ..ChannelBoard::default() };
-            channels.push(Channel { id: channel, follower, tracker, epochs, fence, words, board });
+            channels.push(Channel {
+                id: channel,
+                follower,
+                tracker,
+                epochs,
+                fence,
+                words,
+                gauges,
+                gap_until: None,
+                board,
+            });
         }
         let board = Arc::new(Board::default());
         let listener = Listener {
             node: config.node,
+            prober,
             sockets,
             inputs,
             history: config.history,
@@ -317,12 +381,16 @@ struct Channel {
     epochs: Arc<KnownEpochs>,
     fence: Arc<Fence>,
     words: Arc<TakeoverWords>,
+    gauges: ChannelGauges,
+    /// Where the last gap ended that the other gateway has declared.
+    gap_until: Option<StreamPosition>,
     board: ChannelBoard,
 }
 
 #[derive(Debug)]
 struct Listener {
     node: u8,
+    prober: Prober,
     sockets: Vec<Listening>,
     inputs: Vec<Input>,
     history: Arc<InputHistory>,
@@ -352,6 +420,9 @@ impl Listener {
     fn turn(&mut self) -> bool {
         let now = mono_now();
         let mut more = false;
+        if self.prober.turn(now) {
+            self.board.probe_times().begun.get_or_insert(now);
+        }
         // The own log first: it says what may be believed.
         for channel in &mut self.channels {
             more |= channel.follow(now, &self.board);
@@ -385,6 +456,12 @@ impl Listener {
     }
 
     fn datagram(&mut self, bytes: &[u8], now: MonoNs) {
+        if let Some(node) = probe::node_of(bytes) {
+            if node == self.node {
+                self.board.probe_times().heard = Some(now);
+            }
+            return;
+        }
         self.counts.datagrams += 1;
         if let Err(reason) = self.hear(bytes, now) {
             if reason == DropReason::EpochJump && self.counts.drops.get(reason) == 0 {
@@ -409,7 +486,16 @@ impl Listener {
         channel.epochs.hear(meta.epoch)?;
         channel.board.packets += 1;
         channel.board.heard_at = now;
-        channel.tracker.accept(StreamPosition::span_of(&packet), meta.epoch, now);
+        let span = StreamPosition::span_of(&packet);
+        channel.board.echo = Some(span.1);
+        // One that leads declares its own.
+        if !channel.fence.allows(now) && channel.hears_gap(&packet) {
+            let (id, session) = (channel.id, meta.session);
+            tracing::warn!(alarm = "gap-declared", channel = id.0, %session, "the gateway that leads declared it: books are in doubt here too");
+            // There is room for one of each channel; the oldest gives way.
+            let _oldest = self.board.gaps.force_push((id, session));
+        }
+        channel.tracker.accept(span, meta.epoch, now);
         Ok(())
     }
 
@@ -428,9 +514,22 @@ impl Channel {
         more
     }
 
+    /// Whether a packet declares a gap beyond those that are known.
+    fn hears_gap(&mut self, packet: &Packet<'_>) -> bool {
+        let gaps = packet.frames().filter(|(header, _)| header.kind == FrameKind::Gap as u8);
+        let ends = gaps.filter_map(|(_, body)| GapBody::ref_from_bytes(body).ok());
+        let until = ends.map(|gap| StreamPosition::at(packet.meta.session, Sequence(gap.next.get()))).max();
+        let is_new = until > self.gap_until;
+        self.gap_until = self.gap_until.max(until);
+        is_new
+    }
+
     /// What has changed becomes known.
     fn settle(&mut self, now: MonoNs, board: &Board) {
         self.tracker.on_time(now);
+        let ChannelGauges { state, log_entries_lost, log_entries_private } = &self.gauges;
+        self.board.state = u8::try_from(state.get()).ok().and_then(ChannelState::from_number).unwrap_or_default();
+        self.board.log_entries_lost = log_entries_lost.get() + log_entries_private.get();
         self.board.ready = self.follower.ready();
         self.board.published = self.follower.published();
         let mut all = board.lock();
@@ -461,6 +560,8 @@ const FOLLOW_INTERVAL: Duration = Duration::from_millis(1);
 const QUOTA: usize = 256;
 /// Complete windows that wait to be compared.
 const WINDOWS_MAX: usize = 1_024;
+/// Declared gaps that no channel has been told of: more than there are channels.
+const GAPS_MAX: usize = 256;
 /// Outputs of any configured size.
 const PACKET_BYTES_MAX_OF_ANY: usize = 65_536;
 const _: () = assert!(PACKET_BYTES_MAX <= PACKET_BYTES_MAX_OF_ANY);

@@ -1,4 +1,4 @@
-//! `mdgw demo --pair`: a pair whose leader is stopped again and again, and at last killed.
+//! `mdgw demo --pair`: a pair whose leader hands over, is stopped, is killed, and comes back.
 
 use std::{
     fmt::Write as _,
@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::Args;
 use crate::{
     cli::{Outcome, print, warn},
-    demo::pair::{self, Blow, Leader, PairEvent, PairOptions, PairReport},
+    demo::pair::{self, Blow, Leader, PairChange, PairEvent, PairOptions, PairReport},
 };
 
 pub(super) fn run(args: &Args, rate: f64, stop: &AtomicBool) -> anyhow::Result<Outcome> {
@@ -43,6 +43,9 @@ pub(super) fn run(args: &Args, rate: f64, stop: &AtomicBool) -> anyhow::Result<O
         PairEvent::TookOver { leader, blackout } => {
             bar.suspend(|| warn(&format!("       {} leads, blackout {} ms", name(leader), Milliseconds(blackout))));
         }
+        PairEvent::Stands { node, after } => {
+            bar.suspend(|| warn(&format!("       gw{node} stands again after {:.1} s", after.as_secs_f64())));
+        }
     })?;
     bar.finish_and_clear();
     print(&if args.json { json(&report) } else { table(&report)? })?;
@@ -51,6 +54,7 @@ pub(super) fn run(args: &Args, rate: f64, stop: &AtomicBool) -> anyhow::Result<O
 
 fn verb(blow: Blow) -> &'static str {
     match blow {
+        Blow::HandedOver => "handed over",
         Blow::Stopped => "stopped",
         Blow::Killed => "killed",
     }
@@ -65,17 +69,25 @@ fn table(report: &PairReport) -> anyhow::Result<String> {
     let mut row = |name: &str, value: String| writeln!(text, "{name:<28} {value}");
     let (packets, messages) = report.played;
     row("played", format!("{packets} packets, {messages} messages, in {:.1} s", report.elapsed.as_secs_f64()))?;
-    let count = |blow| report.changes.iter().filter(|change| change.0 == blow).count();
-    row("leaders", format!("stopped {} times, killed {}", count(Blow::Stopped), count(Blow::Killed)))?;
-    for (name, blow) in [("blackout, stopped", Blow::Stopped), ("blackout, killed", Blow::Killed)] {
-        if let Some([median, worst]) = blackout(report, |change| change == blow) {
-            row(name, format!("median {} ms  worst {} ms", Milliseconds(median), Milliseconds(worst)))?;
-        }
-    }
     for epoch in &report.verdict.epochs {
         let led = Duration::from_nanos(epoch.last_ns - epoch.first_ns);
-        let name = format!("epoch {}", epoch.count);
-        row(&name, format!("gw{}, {} packets in {:.3} s", epoch.node, epoch.packets, led.as_secs_f64()))?;
+        let mut line = format!("gw{}, {} packets in {:.3} s", epoch.node, epoch.packets, led.as_secs_f64());
+        if let Some(change) = report.changes.iter().find(|change| change.leader.epoch == epoch.count) {
+            let PairChange { blow, blackout, stood_after, .. } = change;
+            write!(line, ", blackout {} ms: the leader was {}", Milliseconds(*blackout), verb(*blow))?;
+            match blow {
+                Blow::HandedOver => line.push_str(", as asked"),
+                _ => write!(line, ", stood again after {:.1} s", stood_after.as_secs_f64())?,
+            }
+        }
+        row(&format!("epoch {}", epoch.count), line)?;
+    }
+    for blow in [Blow::HandedOver, Blow::Stopped, Blow::Killed] {
+        let count = report.changes.iter().filter(|change| change.blow == blow).count();
+        if let Some([median, worst]) = blackout(report, |change| change == blow) {
+            let text = format!("{count}: median {} ms  worst {} ms", Milliseconds(median), Milliseconds(worst));
+            row(&format!("blackout, {}", verb(blow)), text)?;
+        }
     }
     row("said again", format!("{} of {} names", report.verdict.said_again, report.verdict.names))?;
     row("received", format!("{} records of {} messages", report.received.records, report.received.messages))?;
@@ -104,8 +116,12 @@ fn json(report: &PairReport) -> String {
         "packets": report.played.0,
         "messages": report.played.1,
         "elapsed_s": report.elapsed.as_secs_f64(),
-        "changes": report.changes.iter().map(|(blow, blackout)| serde_json::json!({
-            "leader": verb(*blow), "blackout_ms": ms(blackout),
+        "changes": report.changes.iter().map(|change| serde_json::json!({
+            "old_leader": verb(change.blow),
+            "leader": change.leader.node,
+            "epoch": change.leader.epoch,
+            "blackout_ms": ms(&change.blackout),
+            "stood_again_after_s": change.stood_after.as_secs_f64(),
         })).collect::<Vec<_>>(),
         "blackout_median_ms": median,
         "blackout_worst_ms": worst,
@@ -120,8 +136,8 @@ fn json(report: &PairReport) -> String {
 
 /// Median and worst of these changes.
 fn blackout(report: &PairReport, is_meant: impl Fn(Blow) -> bool) -> Option<[Duration; 2]> {
-    let changes = report.changes.iter().filter(|(blow, _)| is_meant(*blow));
-    let mut sorted: Vec<Duration> = changes.map(|(_, blackout)| *blackout).collect();
+    let changes = report.changes.iter().filter(|change| is_meant(change.blow));
+    let mut sorted: Vec<Duration> = changes.map(|change| change.blackout).collect();
     sorted.sort_unstable();
     Some([*sorted.get(sorted.len() / 2)?, *sorted.last()?])
 }

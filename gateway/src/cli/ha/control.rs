@@ -4,6 +4,7 @@ use std::{fmt::Write as _, path::PathBuf, time::Instant};
 
 use anyhow::bail;
 use serde_json::Value;
+use time::OffsetDateTime;
 
 use crate::{
     cli::{Outcome, print, warn},
@@ -92,9 +93,31 @@ pub(super) fn status(args: &Socket) -> anyhow::Result<Outcome> {
                 plain(&group["pinned"]),
                 plain(&group["obstacle"])
             )?;
+            write_condition(&group["details"], text)?;
         }
         Ok(())
     })
+}
+
+/// What isn't as it should be: nothing for a gateway that stands and is fit.
+fn write_condition(details: &Value, text: &mut String) -> anyhow::Result<()> {
+    let joining = &details["joining"];
+    if joining["standing"] == "joins" {
+        writeln!(
+            text,
+            "       joins its peer: {} messages behind, {} channels missing, level for {} ms",
+            joining["behind_messages"], joining["channels_missing"], joining["level_ms"]
+        )?;
+    }
+    if let Some(class) = details["fitness"].as_str().filter(|class| *class != "fit") {
+        writeln!(text, "       not fit: {class}")?;
+    }
+    for channel in details["channels"].as_array().into_iter().flatten() {
+        if !matches!(channel["state"].as_str(), Some("live" | "ended" | "waiting")) {
+            writeln!(text, "       channel {}: {}", channel["channel"], plain(&channel["state"]))?;
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn history(args: &HistoryArgs) -> anyhow::Result<Outcome> {
@@ -102,21 +125,47 @@ pub(super) fn history(args: &HistoryArgs) -> anyhow::Result<Outcome> {
         for entry in value["entries"].as_array().into_iter().flatten() {
             let Some(fields) = entry.as_object() else { continue };
             let epoch = format!("{}.{}", entry["epoch_count"], entry["epoch_node"]);
-            write!(
-                text,
-                "{:>6} {} group {} epoch {epoch:<8} {:<12}",
-                entry["number"],
-                entry["time_ns"],
-                entry["group"],
-                plain(&entry["event"])
-            )?;
+            let (number, time, group) = (&entry["number"], time_text(&entry["time_ns"]), &entry["group"]);
+            let event = plain(&entry["event"]).replace('_', " ");
+            write!(text, "{number:>6} {time} group {group} epoch {epoch:<8} {event:<12}")?;
             for (key, value) in fields.iter().filter(|(key, _)| !KNOWN.contains(&key.as_str())) {
-                write!(text, " {key} {}", plain(value))?;
+                write!(text, " {key}: {}", plain(value))?;
             }
             writeln!(text)?;
+            for channel in entry["channels"].as_array().into_iter().flatten() {
+                writeln!(text, "{:>6} {}", "", channel_text(channel))?;
+            }
         }
         Ok(())
     })
+}
+
+/// What a takeover meant for one channel.
+fn channel_text(channel: &Value) -> String {
+    let place = |reached: &Value| match reached {
+        Value::Null => "nothing".to_owned(),
+        _ => format!("{} of {}", reached["sequence"], plain(&reached["session"])),
+    };
+    let blackout = match channel["blackout_ns"].as_u64() {
+        Some(ns) => format!("blackout {}.{:03} ms", ns / 1_000_000, ns / 1_000 % 1_000),
+        None => "no blackout known".to_owned(),
+    };
+    format!(
+        "channel {}: {blackout}, heard up to {}, own input up to {}, {} packets sent again",
+        channel["channel"],
+        place(&channel["heard"]),
+        place(&channel["ready"]),
+        channel["sent_again_packets"]
+    )
+}
+
+/// To the millisecond, UTC.
+fn time_text(time_ns: &Value) -> String {
+    let Some(ns) = time_ns.as_i64() else { return time_ns.to_string() };
+    let Ok(time) = OffsetDateTime::from_unix_timestamp(ns.div_euclid(1_000_000_000)) else { return ns.to_string() };
+    let (date, (hour, minute, second)) = (time.date(), time.to_hms());
+    let ms = ns.rem_euclid(1_000_000_000) / 1_000_000;
+    format!("{date} {hour:02}:{minute:02}:{second:02}.{ms:03}Z")
 }
 
 pub(super) fn hand_over(args: &HandOverArgs) -> anyhow::Result<Outcome> {
@@ -214,4 +263,32 @@ fn plain(value: &Value) -> String {
 }
 
 /// Keys of an audit's line that have columns of their own.
-const KNOWN: [&str; 7] = ["number", "time_ns", "group", "node", "epoch_count", "epoch_node", "event"];
+const KNOWN: [&str; 8] = ["number", "time_ns", "group", "node", "epoch_count", "epoch_node", "event", "channels"];
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_takeover_is_told_in_words() {
+        let reached = json!({ "session": "nasdaq-itch-5.0 2019-01-30 #0", "sequence": 17, "part": 0 });
+        let channel = json!({
+            "channel": 3, "heard": reached, "ready": reached, "blackout_ns": 84_893_530, "sent_again_packets": 2,
+        });
+        assert_eq!(
+            channel_text(&channel),
+            "channel 3: blackout 84.893 ms, heard up to 17 of nasdaq-itch-5.0 2019-01-30 #0, \
+             own input up to 17 of nasdaq-itch-5.0 2019-01-30 #0, 2 packets sent again"
+        );
+        let nothing = json!({ "channel": 1, "sent_again_packets": 0 });
+        assert!(channel_text(&nothing).contains("no blackout known, heard up to nothing"));
+    }
+
+    #[test]
+    fn times_are_read_as_utc() {
+        assert_eq!(time_text(&json!(1_548_835_200_123_456_789_i64)), "2019-01-30 08:00:00.123Z");
+        assert_eq!(time_text(&json!("?")), "\"?\"");
+    }
+}

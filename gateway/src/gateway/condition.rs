@@ -1,0 +1,227 @@
+//! How this gateway is, group by group: how fit, and whether it has joined its peer. A cold thread looks some times a
+//! second; the elections are told, and whoever asks for the status.
+
+use std::{
+    collections::BTreeMap,
+    net::TcpStream,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use mdgw_feeds::{channel::ChannelState, identity::GroupId, published::position::StreamPosition, time::MonoNs};
+
+use super::{Beginning, GroupDesk};
+use crate::{
+    config::Resolved,
+    election::{
+        driver::Election,
+        fitness::{Fitness, FitnessClass, Standing},
+        latch::LeaderLatch as _,
+    },
+    pair_link::PairDesk,
+    standby::{
+        Board, ChannelBoard, Hearing,
+        fitness::{ChannelLook, FitnessLook, FitnessWatch},
+        join::{JoinLook, JoinProgress, JoinWatch, Windows},
+    },
+};
+
+/// What the last look at a group has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Condition {
+    pub(super) fitness: Fitness,
+    pub(super) joining: JoinProgress,
+}
+
+/// For whoever asks: the newest of each group.
+pub(super) type Conditions = Arc<Mutex<BTreeMap<GroupId, Condition>>>;
+
+/// How fit the other gateway has told that it is, group by group.
+pub(super) type PeerFitness = Arc<Mutex<BTreeMap<GroupId, Fitness>>>;
+
+/// Looks at all groups.
+#[derive(Debug, Default)]
+pub(super) struct ConditionWatch {
+    groups: BTreeMap<GroupId, GroupWatch>,
+    newest: Conditions,
+    /// Of the first look.
+    begun: Option<MonoNs>,
+}
+
+#[derive(Debug, Default)]
+struct GroupWatch {
+    join: JoinWatch,
+    fitness: FitnessWatch,
+    told: Option<Standing>,
+    told_at: MonoNs,
+    class: Option<FitnessClass>,
+}
+
+/// What is looked at.
+#[derive(Debug)]
+pub(super) struct Surroundings<'a> {
+    pub(super) board: &'a Board,
+    /// The link's, where there is one.
+    pub(super) pair: Option<&'a PairDesk>,
+    pub(super) peer_fitness: &'a PeerFitness,
+    /// A leader that lives says something at least so often, ns.
+    pub(super) heartbeat_ns: u64,
+}
+
+impl ConditionWatch {
+    /// For whoever asks.
+    pub(super) fn newest(&self) -> &Conditions {
+        &self.newest
+    }
+
+    /// Looks at one group and tells its election.
+    pub(super) fn look(
+        &mut self,
+        group: GroupId,
+        (desk, election): (&GroupDesk, &Election),
+        around: &Surroundings<'_>,
+        now: MonoNs,
+    ) {
+        let begun = *self.begun.get_or_insert(now);
+        let watch = self.groups.entry(group).or_default();
+        let channels = around.channels(desk, now);
+        let fitness = watch.fitness.look(&around.fitness_look(&channels, election, now), now);
+        let has_leader = channels.iter().any(|channel| channel.leader_is_heard);
+        // Just started, it can't know yet whether somebody leads.
+        let is_early = now.since(begun) < around.silence_ns();
+        let look = JoinLook {
+            has_peer: is_early || has_leader,
+            channels: channels.iter().map(|channel| (channel.own.ready, channel.theirs)).collect(),
+            fitness: (fitness, lock(around.peer_fitness).get(&group).copied().unwrap_or_default()),
+            windows: around.windows(),
+        };
+        let joining = if is_early && !has_leader { watch.join.progress() } else { watch.join.look(&look, now) };
+        watch.tell(group, joining, now);
+        watch.tell_fitness(group, fitness);
+        election.set_fitness(fitness);
+        election.set_standing(joining.standing);
+        lock(&self.newest).insert(group, Condition { fitness, joining });
+    }
+}
+
+impl GroupWatch {
+    fn tell(&mut self, group: GroupId, joining: JoinProgress, now: MonoNs) {
+        let JoinProgress { standing, behind_messages, channels_missing, level_ns } = joining;
+        if self.told.replace(standing) != Some(standing) {
+            match standing {
+                Standing::Joins => {
+                    tracing::info!(group = group.0, "stands for election once it is level with its peer")
+                }
+                Standing::Stands => tracing::info!(group = group.0, "stands for election"),
+            }
+            self.told_at = now;
+        } else if standing == Standing::Joins && now.since(self.told_at) >= TELL_NS {
+            let level_ms = level_ns / 1_000_000;
+            tracing::info!(group = group.0, behind_messages, channels_missing, level_ms, "joins its peer");
+            self.told_at = now;
+        }
+    }
+
+    fn tell_fitness(&mut self, group: GroupId, fitness: Fitness) {
+        let class = fitness.class();
+        let before = self.class.replace(class);
+        if class != FitnessClass::Fit && before != Some(class) {
+            tracing::warn!(group = group.0, fitness = class.name(), ?fitness, "less fit to lead");
+        } else if class == FitnessClass::Fit && before.is_some_and(|before| before != class) {
+            tracing::info!(group = group.0, "fit to lead again");
+        }
+    }
+}
+
+/// One channel, from both sides.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    own: ChannelBoard,
+    look: ChannelLook,
+    theirs: Option<StreamPosition>,
+    /// The other gateway publishes it.
+    leader_is_heard: bool,
+}
+
+impl Surroundings<'_> {
+    /// Longer than this a leader isn't silent.
+    fn silence_ns(&self) -> u64 {
+        (3 * self.heartbeat_ns).clamp(SILENCE_NS_MIN, SILENCE_NS_MAX)
+    }
+
+    fn is_linked(&self) -> bool {
+        self.pair.is_some_and(|pair| pair.peer_node().is_some())
+    }
+
+    fn channels(&self, desk: &GroupDesk, now: MonoNs) -> Vec<Seen> {
+        let seen = |channel| {
+            let own = self.board.get(channel)?;
+            let told = self.pair.filter(|_| self.is_linked()).and_then(|pair| pair.peer(channel));
+            let told = told.filter(|told| now.since(told.at) < self.silence_ns()).map(|told| told.positions);
+            let is_on_wire = own.packets > 0 && now.since(own.heard_at) < self.silence_ns();
+            let tells = told.is_some_and(|told| told.published.is_some());
+            // Where the link is to tell of the peer, a leader without a link is one to be succeeded.
+            let leader_is_heard =
+                if self.pair.is_some() { told.is_some() && (is_on_wire || tells) } else { is_on_wire };
+            let peer_state = match told {
+                Some(told) => ChannelState::from_number(told.state),
+                None => leader_is_heard.then_some(ChannelState::Live),
+            };
+            let look = ChannelLook {
+                channel,
+                state: own.state,
+                peer_state,
+                published: own.published,
+                echoed: told.and_then(|told| told.heard),
+            };
+            Some(Seen { own, look, theirs: told.and_then(|told| told.ready), leader_is_heard })
+        };
+        desk.channels().filter_map(seen).collect()
+    }
+
+    fn fitness_look(&self, channels: &[Seen], election: &Election, now: MonoNs) -> FitnessLook {
+        let peer_hears = |seen: &Seen| {
+            let told = self.pair.and_then(|pair| pair.peer(seen.look.channel));
+            told.is_some_and(|told| told.positions.hears_probe && now.since(told.at) < self.silence_ns())
+        };
+        FitnessLook {
+            channels: channels.iter().map(|seen| seen.look).collect(),
+            log_entries_lost: channels.iter().map(|seen| seen.own.log_entries_lost).sum(),
+            stalls: election.long_stalls(),
+            peer_hears_probe: self.is_linked() && channels.iter().any(peer_hears),
+            is_deaf: self.board.hearing(now) == Hearing::Deaf && !election.has_leadership(),
+        }
+    }
+
+    fn windows(&self) -> Windows {
+        let counts = self.pair.map(PairDesk::counts).unwrap_or_default();
+        Windows { told: counts.windows_told, equal: counts.windows_equal, different: counts.windows_different }
+    }
+}
+
+/// What a gateway of a pair is to begin with: where its peer listens, with the whole session, so that its books are as
+/// good; else with what it has.
+#[must_use]
+pub fn beginning(config: &Resolved) -> Beginning {
+    let link = config.election.as_ref().and_then(|election| election.link.as_ref());
+    let answers = |peer: std::net::SocketAddrV4| TcpStream::connect_timeout(&peer.into(), DIAL_PATIENCE).is_ok();
+    match link {
+        Some(link) if answers(link.peer) => {
+            tracing::info!(peer = %link.peer, "the other gateway is there: the whole session is asked of it");
+            Beginning::WholeSession
+        }
+        _ => Beginning::OwnLog,
+    }
+}
+
+pub(super) fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Between two lines of the log that tell how far joining has come.
+const TELL_NS: u64 = 1_000_000_000;
+/// The link needs a moment to come up.
+const SILENCE_NS_MIN: u64 = 1_000_000_000;
+const SILENCE_NS_MAX: u64 = 5_000_000_000;
+/// On one network it is a matter of a millisecond.
+const DIAL_PATIENCE: Duration = Duration::from_millis(200);

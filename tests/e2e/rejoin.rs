@@ -1,0 +1,129 @@
+//! A gateway that comes back takes over again, but not before it has all that its peer has.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::collections::BTreeMap;
+
+use mdgw::gateway::Beginning;
+use mdgw_feeds::identity::Session;
+use mdgw_tests::{
+    elected::ElectedPair,
+    pair::{Consumer, Member, Told, log_entries, messages_of},
+    process::{Mdgw, Signal},
+    site::{Site, Wanted},
+};
+
+const MESSAGES: &str = "60000";
+
+/// A pair, a feed with damage, a consumer; and beside them a gateway that never publishes: what it has is what is right.
+struct World {
+    pair: ElectedPair,
+    oracle: Member,
+    consumer: Consumer,
+    feed: Mdgw,
+}
+
+impl World {
+    /// `started`: the gateways that run from the beginning.
+    fn new(started: &[u8], rate: &str) -> Self {
+        let mut pair = ElectedPair::new(Wanted::itch());
+        for node in started {
+            pair.start(*node);
+        }
+        let first = &pair.sites[0];
+        let mut apart = Site::numbered(3);
+        (apart.lines, apart.requests) = (first.lines, first.requests);
+        let oracle = Member::start_with(apart, &Wanted::itch(), Beginning::OwnLog);
+        let _leader = pair.leader();
+        let joined = u32::try_from(started.len()).unwrap() + 1;
+        let consumer = Consumer::open(&pair.sites[0], joined);
+        let requests = first.requests.to_string();
+        let feed = ["--messages", MESSAGES, "--rate", rate, "--request-server", &requests, "--linger-s", "120"];
+        // No answer of the server has to come in time on a crowded machine.
+        let damage = ["--loss", "0.02", "--duplicate", "0.02", "--reorder", "0.02", "--never-on-all"];
+        let feed = first.sim(&[feed.as_slice(), &damage].concat());
+        Self { pair, oracle, consumer, feed }
+    }
+
+    fn take(&mut self, count: usize) {
+        self.consumer.take_until("the stream goes on", |told| told.len() >= count);
+    }
+
+    fn told(&self) -> usize {
+        self.consumer.told.len()
+    }
+
+    /// The day's end is told: the pair, what was told, and what had to be.
+    fn end(mut self) -> (ElectedPair, Consumer, BTreeMap<(Session, u64), Vec<u8>>) {
+        self.consumer.take_until("the session ends", |told| matches!(told.last(), Some(Told::End(_))));
+        let _ended = self.feed.end_by(Signal::Terminate);
+        let expected = messages_of(&log_entries(&self.oracle.site));
+        assert!(expected.len() > 50_000, "{} messages", expected.len());
+        let _oracle = self.oracle.stop();
+        (self.pair, self.consumer, expected)
+    }
+}
+
+#[test]
+fn a_killed_gateway_comes_back_is_level_first_and_takes_over_again() {
+    let mut world = World::new(&[1, 2], "500");
+    world.pair.wait_until_stands(2);
+    world.take(3_000);
+    world.pair.kill(1);
+    world.pair.wait_until_leads(2);
+    let told = world.told();
+    world.take(told + 3_000);
+
+    world.pair.start(1);
+    let status = world.pair.status(1).unwrap();
+    assert_eq!((&status["role"], &status["details"]["joining"]["standing"]), (&"bystander".into(), &"joins".into()));
+    world.pair.wait_until_stands(1);
+    let status = world.pair.status(1).unwrap();
+    let joining = &status["details"]["joining"];
+    assert_eq!((&joining["standing"], &joining["channels_missing"]), (&"stands".into(), &0.into()));
+    assert_eq!(status["details"]["fitness"], "fit");
+
+    world.pair.kill(2);
+    world.pair.wait_until_leads(1);
+    let (pair, consumer, expected) = world.end();
+    assert_eq!(consumer.check(&expected), Ok(()));
+    // Its own log has the whole day: also what came before it was there.
+    assert!(
+        messages_of(&log_entries(&pair.sites[0])) == expected,
+        "the books of the one that came back lack something"
+    );
+}
+
+#[test]
+fn both_killed_and_restarted_they_go_on_and_say_where_they_are_in_doubt() {
+    let mut world = World::new(&[1, 2], "500");
+    world.pair.wait_until_stands(2);
+    world.take(3_000);
+    world.pair.kill(1);
+    world.pair.kill(2);
+    world.pair.start(2);
+    world.pair.start(1);
+    let leader = world.pair.leader();
+    world.pair.wait_until_stands(3 - leader);
+    let (_pair, consumer, expected) = world.end();
+    // Nobody was left who had the books. What was told before is right, and what comes after it is in order and in doubt.
+    let messages = consumer.told.iter().filter_map(|told| match told {
+        Told::Message(session, sequence, records, is_suspect) => Some(((*session, *sequence), records, *is_suspect)),
+        Told::Gap(..) | Told::Lost(..) | Told::End(_) => None,
+    });
+    let messages: Vec<_> = messages.collect();
+    assert!(messages.is_sorted_by(|one, next| one.0 < next.0), "nothing twice, nothing out of order");
+    assert!(!consumer.told.iter().any(|told| matches!(told, Told::Lost(..))), "nothing lost on the way");
+    let sure = messages.iter().take_while(|(.., is_suspect)| !is_suspect).map(|(name, records, _)| (name, *records));
+    assert!(sure.clone().count() > 3_000 && sure.clone().count() < messages.len());
+    assert!(sure.eq(expected.iter().take(messages.iter().take_while(|(.., is_suspect)| !is_suspect).count())));
+}
+
+#[test]
+fn a_gateway_that_starts_alone_leads() {
+    let world = World::new(&[1], "5000");
+    world.pair.wait_until_leads(1);
+    let (mut pair, consumer, expected) = world.end();
+    assert_eq!(consumer.check(&expected), Ok(()));
+    let said = pair.end(1);
+    assert!(said.contains("leads"), "{said}");
+}
