@@ -31,7 +31,7 @@ use self::{
 use super::{Places, Received, Subscription, reference_config, toml_text};
 use crate::{
     config::Resolved,
-    control::{Request, ask},
+    control::{ControlError, Request, ask},
     election::auth::Nonce,
     standin::{
         exchange::Played,
@@ -218,14 +218,21 @@ pub fn run(options: &PairOptions, stop: &AtomicBool, watch: &mut dyn FnMut(PairE
             let gateway = gateways.get_mut(usize::from(leader.node).wrapping_sub(1));
             let gateway = gateway.with_context(|| format!("node {} is none of ours", leader.node))?;
             let control = stage.control_socket(leader.node);
-            watch(PairEvent::Struck { leader, blow, after: begun.elapsed() });
+            let after = begun.elapsed();
             match blow {
-                Blow::HandedOver => {
-                    _ = ask(&control, &Request::HandOver { group: None, target: None }).context("hand over")?;
-                }
+                Blow::HandedOver => match ask(&control, &Request::HandOver { group: None, target: None }) {
+                    Ok(_) => {}
+                    // On a machine that stalls it may have lost leadership just now: the next one is asked.
+                    Err(ControlError::Refused(_)) => {
+                        led_since = Instant::now();
+                        continue;
+                    }
+                    Err(error) => return Err(error).context("hand over"),
+                },
                 Blow::Stopped => gateway.stop()?,
                 Blow::Killed => gateway.kill()?,
             }
+            watch(PairEvent::Struck { leader, blow, after });
             let (successor, blackout) = witness.wait_for_content_after(leader, PATIENCE)?;
             watch(PairEvent::TookOver { leader: successor, blackout });
             let revived = Instant::now();
