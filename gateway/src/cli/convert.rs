@@ -19,8 +19,8 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Columns are named, ordered and written as the official Python client does it: CSV and JSON as `to_csv()` and \\
-`to_json()`, Parquet with the columns of `to_df()`, the index among them. A table holds one schema; JSON lines may hold \\
+Columns are named, ordered and written as the official Python client does it: CSV and JSON as `to_csv()` and \
+`to_json()`, Parquet with the columns of `to_df()`, the index among them. A table holds one schema; JSON lines may hold \
 several.
 
 Exit code 2: the input could not be read to its end, or the output not be written; what was converted before is kept.

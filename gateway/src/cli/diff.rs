@@ -18,7 +18,7 @@ What the two hold is told by content, and has to be alike:
   DBN files (plain or zstd), by publisher, instrument, type, sequence and order
   captures of a feed, by message, their lines put together as `mdgw merge` does it
 
-Receive times are local: they are counted, but are no difference. Nor are losses that another line fills, how \\
+Receive times are local: they are counted, but are no difference. Nor are losses that another line fills, how \
 packets are cut, or the order between channels or instruments.
 
 Exit code 0: the same. 1: different; the first differences are named. 2: could not be compared to the end.

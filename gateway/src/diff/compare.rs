@@ -1,7 +1,7 @@
 //! Two rows of named items, side by side.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque, hash_map::Entry},
     hash::{DefaultHasher, Hash as _, Hasher as _},
     ops::ControlFlow,
 };
@@ -29,6 +29,13 @@ pub(super) struct Item {
     pub(super) place: u64,
 }
 
+/// An item that waits for the other side's, and how many items of its side came before it.
+#[derive(Debug)]
+struct Waiting {
+    item: Item,
+    ordinal: u64,
+}
+
 /// One recording.
 pub(super) trait Side {
     /// The next item; `None` at the end, also where damage ends it.
@@ -48,10 +55,13 @@ pub(super) trait Side {
 #[derive(Debug)]
 pub(super) struct Comparison {
     /// Items that one side has and the other has not yet.
-    waiting: [HashMap<Name, Item>; 2],
+    waiting: [HashMap<Name, Waiting>; 2],
     seen: [Seen; 2],
     /// For each stream, the order of its items on either side.
     orders: HashMap<(u64, u128), Orders>,
+    /// The first differences: by how many items of its side were there before, and in the order in which they were found.
+    told: BTreeMap<(u64, u64), Told>,
+    told_count: u64,
     told_max: usize,
     names_max: usize,
     found: Difference,
@@ -78,6 +88,8 @@ impl Comparison {
             waiting: [HashMap::new(), HashMap::new()],
             seen: [Seen::default(), Seen::default()],
             orders: HashMap::new(),
+            told: BTreeMap::new(),
+            told_count: 0,
             told_max,
             names_max,
             found: Difference::default(),
@@ -122,9 +134,9 @@ impl Comparison {
     pub(super) fn finish(mut self, sides: &[Box<dyn Side>; 2]) -> Difference {
         let [side_a, _] = sides;
         for of in 0..2 {
-            let mut left: Vec<Item> = std::mem::take(&mut self.waiting[of]).into_values().collect();
-            left.sort_unstable_by_key(|item| item.place);
-            left.iter().for_each(|item| self.only(of, item, sides));
+            let mut left: Vec<Waiting> = std::mem::take(&mut self.waiting[of]).into_values().collect();
+            left.sort_unstable_by_key(|waiting| waiting.ordinal);
+            left.iter().for_each(|waiting| self.only(of, waiting, sides));
         }
         let mut turned: Vec<Name> = self
             .orders
@@ -135,7 +147,7 @@ impl Comparison {
         turned.sort_unstable();
         self.found.order_differs = turned.len() as u64;
         for name in turned {
-            self.tell(|| Told {
+            self.tell(u64::MAX, || Told {
                 kind: "order",
                 name: side_a.stream(&name),
                 at_a: None,
@@ -144,6 +156,7 @@ impl Comparison {
             });
         }
         let mut found = self.found;
+        found.differences = self.told.into_values().collect();
         found.damages = sides.iter().flat_map(|side| side.damages()).collect();
         found.same =
             found.content_differs == 0 && found.only == [0, 0] && found.order_differs == 0 && found.damages.is_empty();
@@ -155,6 +168,7 @@ impl Comparison {
             self.found.repeated[of] += 1;
             return;
         }
+        let ordinal = self.found.items[of];
         self.found.items[of] += 1;
         let orders =
             self.orders.entry(item.name.stream).or_insert(Orders { hashes: [0, 0], name: item.name, differs: false });
@@ -163,19 +177,21 @@ impl Comparison {
         orders.hashes[of] = hasher.finish();
         let other = match self.waiting[1 - of].entry(item.name) {
             Entry::Occupied(other) => other.remove(),
-            Entry::Vacant(_) if other_has_ended => return self.only(of, &item, sides),
+            Entry::Vacant(_) if other_has_ended => return self.only(of, &Waiting { item, ordinal }, sides),
             Entry::Vacant(_) => {
-                self.waiting[of].insert(item.name, item);
+                self.waiting[of].insert(item.name, Waiting { item, ordinal });
                 return;
             }
         };
+        let ordinal_a = if of == 0 { ordinal } else { other.ordinal };
+        let other = other.item;
         self.found.common += 1;
         let (a, b) = if of == 0 { (&item, &other) } else { (&other, &item) };
         if a.content != b.content {
             self.found.content_differs += 1;
             self.stream_differs(&a.name);
             let [side_a, side_b] = sides;
-            self.tell(|| Told {
+            self.tell(ordinal_a, || Told {
                 kind: "content",
                 name: side_a.name(&a.name),
                 at_a: Some(side_a.place(a.place)),
@@ -188,7 +204,8 @@ impl Comparison {
     }
 
     /// The other side doesn't have it.
-    fn only(&mut self, of: usize, item: &Item, sides: &[Box<dyn Side>; 2]) {
+    fn only(&mut self, of: usize, waiting: &Waiting, sides: &[Box<dyn Side>; 2]) {
+        let Waiting { item, ordinal } = waiting;
         self.found.only[of] += 1;
         self.stream_differs(&item.name);
         let side = &sides[of];
@@ -196,7 +213,7 @@ impl Comparison {
             0 => ("only in A", Some(side.place(item.place)), None),
             _ => ("only in B", None, Some(side.place(item.place))),
         };
-        self.tell(|| Told { kind, name: side.name(&item.name), at_a, at_b, what: None });
+        self.tell(*ordinal, || Told { kind, name: side.name(&item.name), at_a, at_b, what: None });
     }
 
     fn stream_differs(&mut self, name: &Name) {
@@ -205,9 +222,17 @@ impl Comparison {
         }
     }
 
-    fn tell(&mut self, told: impl FnOnce() -> Told) {
-        if self.found.differences.len() < self.told_max {
-            self.found.differences.push(told());
+    /// Keeps a difference if it is among the first ones. Its text is made only then.
+    fn tell(&mut self, ordinal: u64, told: impl FnOnce() -> Told) {
+        let place = (ordinal, self.told_count);
+        self.told_count += 1;
+        let is_full = self.told.len() >= self.told_max;
+        if is_full && self.told.last_key_value().is_none_or(|(last, _)| *last < place) {
+            return;
+        }
+        self.told.insert(place, told());
+        if is_full {
+            self.told.pop_last();
         }
     }
 }
@@ -303,8 +328,19 @@ mod tests {
         assert!(!found.same);
         assert_eq!((found.content_differs, found.only, found.common, found.order_differs), (1, [1, 1], 2, 0));
         let told: Vec<_> = found.differences.iter().map(|told| (told.kind, told.name.as_str())).collect();
-        assert_eq!(told, [("content", "1/3"), ("only in A", "1/2"), ("only in B", "1/4")]);
-        assert_eq!(found.differences[0].at_b.as_deref(), Some("1"));
+        // In the order in which they stand in the recordings.
+        assert_eq!(told, [("only in A", "1/2"), ("content", "1/3"), ("only in B", "1/4")]);
+        assert_eq!(found.differences[1].at_b.as_deref(), Some("1"));
+    }
+
+    #[test]
+    fn the_first_differences_are_told_and_the_others_counted() {
+        let a: Vec<_> = (0..100).map(|sequence| (1, sequence, 5)).collect();
+        let b: Vec<_> = a.iter().copied().filter(|(_, sequence, _)| sequence % 3 != 1).collect();
+        let found = compare(&a, &b);
+        assert_eq!(found.only, [33, 0]);
+        let told: Vec<_> = found.differences.iter().map(|told| told.name.as_str()).collect();
+        assert_eq!(told, ["1/1", "1/4", "1/7", "1/10", "1/13", "1/16", "1/19", "1/22", "1/25", "1/28"]);
     }
 
     #[test]
