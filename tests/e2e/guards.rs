@@ -219,9 +219,13 @@ fn epochs(listener: &UdpSocket) -> Vec<Epoch> {
     std::iter::from_fn(|| received(listener)).collect()
 }
 
+/// Of the next packet. Probes of the output come to the group as well, and are none.
 fn received(listener: &UdpSocket) -> Option<Epoch> {
     let mut datagram = [0; 2_048];
-    let length = listener.recv(&mut datagram).ok()?;
-    let packet = parse_packet(&datagram[..length]).expect("a packet of ours");
-    Some(packet.meta.epoch)
+    loop {
+        let length = listener.recv(&mut datagram).ok()?;
+        if let Ok(packet) = parse_packet(&datagram[..length]) {
+            return Some(packet.meta.epoch);
+        }
+    }
 }
