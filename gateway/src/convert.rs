@@ -69,10 +69,10 @@ pub struct Converted {
 #[derive(Debug, thiserror::Error)]
 pub enum ConvertError {
     /// The input; `records` were written.
-    #[error("{source} ({records} records before it were written)")]
+    #[error("{fault} ({records} records before it were written)")]
     Input {
         /// What is wrong with it.
-        source: DbnInputError,
+        fault: DbnInputError,
         /// Records written.
         records: u64,
     },
@@ -139,7 +139,7 @@ pub fn run(options: &ConvertOptions, watch: &mut dyn FnMut(u64) -> ControlFlow<(
     if is_same_file(&options.input, &options.output) {
         return Err(ConvertError::OutputIsInput { path: options.output.clone() });
     }
-    let input_error = |records| move |source| ConvertError::Input { source, records };
+    let input_error = |records| move |fault| ConvertError::Input { fault, records };
     let mut input = DbnInput::open(&options.input).map_err(input_error(0))?;
     let symbols = options.map_symbols.then(|| TsSymbolMap::try_from(input.metadata())).transpose();
     let record_error = |offset, source| ConvertError::Record { path: options.input.clone(), offset, source };
@@ -155,7 +155,7 @@ pub fn run(options: &ConvertOptions, watch: &mut dyn FnMut(u64) -> ControlFlow<(
         let record = match input.next_record() {
             Ok(Some(record)) => record,
             Ok(None) => break Ok(()),
-            Err(source) => break Err(input_error(converted.records)(source)),
+            Err(fault) => break Err(input_error(converted.records)(fault)),
         };
         let rtype = record.rtype().map_err(|source| record_error(offset, source))?;
         if options.schema.is_some() && Some(rtype) != wanted {

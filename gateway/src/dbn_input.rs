@@ -55,6 +55,9 @@ pub enum DbnFault {
     /// Metadata of a length that none have.
     #[error("damaged: the metadata claims {0} bytes")]
     MetadataLength(u64),
+    /// The stream ends inside its metadata.
+    #[error("the file is cut in its metadata")]
+    CutInMetadata,
     /// The stream ends inside a record.
     #[error("the file is cut in a record, of which {0} bytes are there")]
     Cut(u64),
@@ -114,7 +117,12 @@ impl DbnInput {
         let reader = Box::new(Cursor::new(head).chain(reader));
         let watched = Watched { reader, progress: Rc::clone(&progress) };
         let decoder = Decoder::with_upgrade_policy(watched, VersionUpgradePolicy::AsIs);
-        let decoder = decoder.map_err(|error| fail(error.into()))?;
+        let decoder = decoder.map_err(|error| match error {
+            dbn::Error::Io { source, .. } if source.kind() == io::ErrorKind::UnexpectedEof => {
+                fail(progress.failure.take().map_or(DbnFault::CutInMetadata, DbnFault::Io))
+            }
+            error => fail(error.into()),
+        })?;
         Ok(Self { path: path.to_owned(), decoder, progress, offset: metadata_bytes, has_ended: false })
     }
 
@@ -291,9 +299,11 @@ mod tests {
             assert_eq!(count, whole as u64, "cut at {length}");
             let is_border = length >= begin && (length - begin).is_multiple_of(record_bytes);
             assert_eq!(error.is_none(), is_border, "cut at {length}: {error:?}");
-            if let Some(error) = error.filter(|_| length > begin) {
-                assert_eq!(error.offset, (begin + whole * record_bytes) as u64);
-                assert!(matches!(error.fault, DbnFault::Cut(_)), "{error}");
+            if let Some(error) = error {
+                let is_of_records = length > begin;
+                assert_eq!(error.offset, if is_of_records { (begin + whole * record_bytes) as u64 } else { 0 });
+                assert_eq!(matches!(error.fault, DbnFault::Cut(_)), is_of_records, "cut at {length}: {error}");
+                assert_eq!(matches!(error.fault, DbnFault::CutInMetadata), (8..begin).contains(&length), "{error}");
             }
         }
     }
