@@ -4,13 +4,23 @@
 //! named by file and line ([`Damage`]).
 
 mod chart;
+pub mod csv;
+mod difference;
+mod figures;
+pub mod grouping;
 pub mod hgrm;
 pub mod html;
 pub mod json;
+mod load;
 mod log;
 pub(crate) mod quantity;
 mod summary;
 pub mod table;
+mod timeline;
 
+pub use difference::{Change, Comparison, Difference, Group, STRETCH_COUNT, Samples, Verdict};
+pub use figures::Figures;
+pub use load::LoadBucket;
 pub use log::Damage;
-pub use summary::{ChannelReport, Disclosed, Moment, Report, StageReport};
+pub use summary::{ChannelReport, Disclosed, Report, StageReport};
+pub use timeline::{BURST_FACTOR, Moment};

@@ -11,6 +11,46 @@ pub(super) struct Chart {
     pub(super) x: Axis,
     pub(super) y: Axis,
     pub(super) series: Vec<Series>,
+    /// Stretches of the x axis that stand out, behind the lines.
+    pub(super) bands: Vec<Band>,
+    pub(super) size: Size,
+}
+
+/// How high a drawing is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Size {
+    Full,
+    /// Beside another one.
+    Low,
+}
+
+/// A stretch of the x axis.
+#[derive(Clone, Debug)]
+pub(super) struct Band {
+    pub(super) kind: BandKind,
+    pub(super) from: f64,
+    pub(super) until: f64,
+    /// What pointing at it shows.
+    pub(super) note: String,
+}
+
+/// Why a stretch stands out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BandKind {
+    /// Much more came than usual.
+    Burst,
+    /// Nothing was recorded.
+    Pause,
+}
+
+impl BandKind {
+    /// In the style sheet.
+    pub(super) fn class(self) -> &'static str {
+        match self {
+            Self::Burst => "burst",
+            Self::Pause => "pause",
+        }
+    }
 }
 
 /// From where to where, and what is written along it.
@@ -61,7 +101,11 @@ const DOTS_MAX: usize = 60;
 impl Chart {
     /// The drawing, one after the other for both frames; the style sheet shows the one that fits.
     pub(super) fn svg(&self) -> String {
-        [WIDE, NARROW].map(|frame| self.draw(frame)).concat()
+        let low = |frame: Frame| match self.size {
+            Size::Full => frame,
+            Size::Low => Frame { height: frame.height * 0.5, ..frame },
+        };
+        [WIDE, NARROW].map(|frame| self.draw(low(frame))).concat()
     }
 
     fn draw(&self, frame: Frame) -> String {
@@ -73,6 +117,9 @@ impl Chart {
             &mut svg,
             format_args!(r#"<svg class="{class}" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">"#),
         );
+        for band in &self.bands {
+            draw_band(band, &place, &mut svg);
+        }
         self.grid(&place, &mut svg);
         for series in &self.series {
             draw_series(series, &place, &mut svg);
@@ -105,6 +152,19 @@ impl Chart {
             }
         }
     }
+}
+
+fn draw_band(band: &Band, place: &Place<'_>, svg: &mut String) {
+    let (from, until) = (place.x_of(band.from), place.x_of(band.until));
+    // One too narrow to be seen is still there.
+    let (width, height) = ((until - from).max(2.0), place.frame.height - BOTTOM - TOP);
+    let (class, note) = (band.kind.class(), escape(&band.note));
+    put(
+        svg,
+        format_args!(
+            r#"<rect class="{class}" x="{from:.1}" y="{TOP}" width="{width:.1}" height="{height:.1}"><title>{note}</title></rect>"#
+        ),
+    );
 }
 
 fn draw_series(series: &Series, place: &Place<'_>, svg: &mut String) {
@@ -166,6 +226,21 @@ impl Axis {
         }
     }
 
+    /// Logarithmic in events a second.
+    pub(super) fn rate(min_per_s: u64, max_per_s: u64, label: impl Fn(u64) -> String) -> Self {
+        Self::latency(min_per_s, max_per_s, label)
+    }
+
+    /// Linear from 0 to the step of 1, 2, 5 above `max`, with few ticks.
+    #[allow(clippy::cast_precision_loss, reason = "a position in a drawing")]
+    pub(super) fn from_zero(max: f64, label: impl Fn(u64) -> String) -> Self {
+        let steps = (0..16).flat_map(|power| [1, 2, 5].map(|digit| digit * 10_u64.pow(power)));
+        let step = steps.into_iter().find(|step| *step as f64 * 4.0 >= max).unwrap_or(u64::MAX / 8);
+        let count = (0..=4_u64).find(|count| (count * step) as f64 >= max).unwrap_or(4).max(1);
+        let ticks = (0..=count).map(|tick| ((tick * step) as f64, label(tick * step))).collect();
+        Self { min: 0.0, max: (count * step) as f64, ticks }
+    }
+
     /// Where `value` lies between the ends, 0 to 1.
     fn share(&self, value: f64) -> f64 {
         if self.max <= self.min { 0.5 } else { ((value - self.min) / (self.max - self.min)).clamp(0.0, 1.0) }
@@ -211,10 +286,28 @@ mod tests {
         let axis = Axis { min: 0.0, max: 1.0, ticks: vec![(0.0, "0".to_owned()), (1.0, "1".to_owned())] };
         let points = vec![(0.0, 0.0), (1.0, 1.0), (9.0, -9.0)];
         let series = Series { name: String::new(), style: 0, points, notes: Vec::new() };
-        let chart = Chart { label: "a & b".to_owned(), x: axis.clone(), y: axis, series: vec![series] };
+        let band = Band { kind: BandKind::Burst, from: -1.0, until: 7.0, note: "<busy>".to_owned() };
+        let chart = Chart {
+            label: "a & b".to_owned(),
+            x: axis.clone(),
+            y: axis,
+            series: vec![series],
+            bands: vec![band],
+            size: Size::Full,
+        };
         let svg = chart.draw(NARROW);
+        assert!(svg.contains(r#"<rect class="burst" x="56.0" y="10" width="290.0""#), "{svg}");
+        assert!(svg.contains("<title>&lt;busy&gt;</title>"), "{svg}");
         assert!(svg.contains("56.0,272.0 346.0,10.0 346.0,272.0"), "{svg}");
         assert!(svg.contains("a &amp; b"));
+    }
+
+    #[test]
+    fn axes_from_zero_enclose_their_values_in_few_steps() {
+        for max in [0.0, 0.3, 1.0, 7.0, 41.0, 99_000.0, 1e12] {
+            let axis = Axis::from_zero(max, |value| value.to_string());
+            assert!(axis.max >= max && (2..=5).contains(&axis.ticks.len()), "{max} {axis:?}");
+        }
     }
 
     #[test]

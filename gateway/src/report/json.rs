@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Report, quantity::QUANTILES};
+use super::{Change, Comparison, Figures, Report, StageReport};
 
 /// The whole report.
 #[must_use]
@@ -11,24 +11,10 @@ pub fn value(report: &Report) -> Value {
         .channels
         .iter()
         .map(|channel| {
-            let stages: Vec<Value> = channel
-                .stages
-                .iter()
-                .map(|stage| {
-                    let histogram = &stage.histogram;
-                    let mut fields = Map::new();
-                    fields.insert("stage".to_owned(), json!(stage.stage.name()));
-                    fields.insert("count".to_owned(), json!(histogram.len()));
-                    for (quantile, name) in QUANTILES {
-                        fields.insert(format!("{name}_ns"), json!(histogram.value_at_quantile(quantile)));
-                    }
-                    fields.insert("max_ns".to_owned(), json!(histogram.max()));
-                    fields.insert("negative_count".to_owned(), json!(stage.negative_count));
-                    fields.insert("threads".to_owned(), json!(stage.threads));
-                    Value::Object(fields)
-                })
-                .collect();
-            json!({ "id": channel.id.0, "name": channel.name, "stages": stages })
+            let stages: Vec<Value> = channel.stages.iter().map(stage_value).collect();
+            let pauses: Vec<Value> =
+                channel.pauses.iter().map(|(from, until)| json!({ "from_ns": from.0, "until_ns": until.0 })).collect();
+            json!({ "id": channel.id.0, "name": channel.name, "stages": stages, "pauses": pauses })
         })
         .collect();
     let disclosures: Vec<Value> = report
@@ -50,10 +36,93 @@ pub fn value(report: &Report) -> Value {
     })
 }
 
+/// All groups under their names, and the changes against the first one.
+#[must_use]
+pub fn comparison(comparison: &Comparison) -> Value {
+    let groups: Vec<Value> = comparison
+        .groups
+        .iter()
+        .map(|group| {
+            let mut value = value(&group.report);
+            value["name"] = json!(group.name);
+            value
+        })
+        .collect();
+    let differences: Vec<Value> = comparison
+        .differences
+        .iter()
+        .map(|difference| {
+            let changes: Map<String, Value> =
+                difference.changes.iter().map(|change| (change.name.to_owned(), change_value(change))).collect();
+            json!({
+                "group": comparison.groups.get(difference.group).map(|group| &group.name),
+                "channel": difference.channel.0,
+                "name": difference.name,
+                "stage": difference.stage.name(),
+                "samples": {
+                    "are_runs": difference.samples.are_runs,
+                    "base_count": difference.samples.base_count,
+                    "count": difference.samples.count,
+                    "chance": difference.samples.chance(),
+                },
+                "changes": changes,
+            })
+        })
+        .collect();
+    json!({ "base": comparison.groups.first().map(|group| &group.name), "groups": groups, "differences": differences })
+}
+
+fn stage_value(stage: &StageReport) -> Value {
+    let mut fields = Map::new();
+    fields.insert("stage".to_owned(), json!(stage.stage.name()));
+    insert_figures(&mut fields, &Figures::of(&stage.histogram));
+    fields.insert("negative_count".to_owned(), json!(stage.negative_count));
+    fields.insert("threads".to_owned(), json!(stage.threads));
+    let timeline = stage.timeline.iter().map(|moment| {
+        json!({
+            "from_ns": moment.start.0,
+            "until_ns": moment.end.0,
+            "count": moment.count,
+            "p50_ns": moment.p50_ns,
+            "p99_ns": moment.p99_ns,
+            "max_ns": moment.max_ns,
+            "per_s_max": moment.per_s_max,
+            "is_burst": moment.is_burst,
+        })
+    });
+    fields.insert("timeline".to_owned(), timeline.collect());
+    let load = stage.load.iter().map(|bucket| {
+        let mut fields = Map::new();
+        fields.insert("from_per_s".to_owned(), json!(bucket.from_per_s));
+        fields.insert("until_per_s".to_owned(), json!(bucket.until_per_s));
+        fields.insert("intervals".to_owned(), json!(bucket.intervals));
+        insert_figures(&mut fields, &bucket.figures);
+        Value::Object(fields)
+    });
+    fields.insert("load".to_owned(), load.collect());
+    Value::Object(fields)
+}
+
+fn insert_figures(fields: &mut Map<String, Value>, figures: &Figures) {
+    fields.insert("count".to_owned(), json!(figures.count));
+    fields.extend(figures.named().map(|(name, value_ns)| (format!("{name}_ns"), json!(value_ns))));
+}
+
+fn change_value(change: &Change) -> Value {
+    json!({
+        "base_ns": change.base_ns,
+        "value_ns": change.value_ns,
+        "change": change.share(),
+        "base_spread_ns": [change.base_spread_ns.0, change.base_spread_ns.1],
+        "spread_ns": [change.spread_ns.0, change.spread_ns.1],
+        "verdict": change.verdict.name(),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::summary::tests::plausible_report;
+    use crate::report::{Group, summary::tests::plausible_report};
 
     #[test]
     fn figures_stand_under_their_names() {
@@ -63,5 +132,19 @@ mod tests {
         assert_eq!(stage["count"], 20_000);
         assert!(stage["p99.9_ns"].as_u64().unwrap() >= stage["p50_ns"].as_u64().unwrap());
         assert_eq!(value["disclosures"][0]["entries"]["receive stamps"], "kernel software");
+        assert_eq!(stage["timeline"].as_array().unwrap().len(), 20);
+        assert_eq!(stage["load"][0]["from_per_s"], 1_000);
+    }
+
+    #[test]
+    fn groups_and_changes_stand_under_their_names() {
+        let groups = ["old", "new"].map(|name| Group { name: name.to_owned(), report: plausible_report() });
+        let value = comparison(&Comparison::of(groups.into()));
+        assert_eq!((&value["base"], &value["groups"][1]["name"]), (&json!("old"), &json!("new")));
+        let difference = &value["differences"][5];
+        assert_eq!((&difference["group"], &difference["stage"]), (&json!("new"), &json!("wire_to_wire")));
+        assert_eq!(difference["changes"]["p99.9"]["verdict"], "within");
+        assert_eq!(difference["changes"]["p50"]["change"], 0.0);
+        assert_eq!(difference["samples"]["are_runs"], true);
     }
 }

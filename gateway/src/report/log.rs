@@ -16,6 +16,8 @@ use crate::observe::interval_log::{DISCLOSURE_PREFIX, FORMAT_LINE, IntervalTag, 
 pub(super) struct Log<'a> {
     /// What the writer said of itself.
     pub(super) disclosure: Vec<(String, String)>,
+    /// What its stamps count from.
+    pub(super) base: Option<UnixNs>,
     /// Intervals in the log's order.
     pub(super) intervals: Vec<Interval<'a>>,
     /// Values that came out negative.
@@ -71,7 +73,6 @@ impl<'a> Log<'a> {
             log.damage.push(Damage { path: path.to_owned(), line: 1, offset_bytes: 0, reason });
             return log;
         }
-        let mut base = None;
         let mut offset_bytes = 0;
         let lines = bytes.split_inclusive(|byte| *byte == b'\n');
         for (number, line) in (1..).zip(lines) {
@@ -79,7 +80,7 @@ impl<'a> Log<'a> {
             let place = Place { line: number, offset_bytes };
             let outcome = match std::str::from_utf8(line) {
                 Ok(_) if !is_whole => Err("the log ends within this line".to_owned()),
-                Ok(text) => log.line(place, text.trim_end(), &mut base),
+                Ok(text) => log.line(place, text.trim_end()),
                 Err(_) => Err("is not text".to_owned()),
             };
             if let Err(reason) = outcome {
@@ -90,7 +91,7 @@ impl<'a> Log<'a> {
         log
     }
 
-    fn line(&mut self, place: Place, text: &'a str, base: &mut Option<UnixNs>) -> Result<(), String> {
+    fn line(&mut self, place: Place, text: &'a str) -> Result<(), String> {
         let entry = |prefix| text.strip_prefix(prefix).map(|rest| rest.strip_suffix(']').unwrap_or(rest));
         if let Some(entry) = entry(DISCLOSURE_PREFIX) {
             let (key, value) = entry.split_once(" = ").ok_or("a disclosure without value")?;
@@ -102,9 +103,9 @@ impl<'a> Log<'a> {
             self.negatives.push((tag, count));
         } else if let Some(rest) = text.strip_prefix("#[BaseTime: ") {
             let seconds = rest.split(' ').next().unwrap_or_default();
-            *base = Some(UnixNs(nanoseconds(seconds)?));
+            self.base = Some(UnixNs(nanoseconds(seconds)?));
         } else if !(text.is_empty() || text.starts_with('#') || text.starts_with("\"StartTimestamp\"")) {
-            let base = base.ok_or("an interval before the log's base time: nothing tells when it was")?;
+            let base = self.base.ok_or("an interval before the log's base time: nothing tells when it was")?;
             self.intervals.push(Interval::read(place, text, base)?);
         }
         Ok(())

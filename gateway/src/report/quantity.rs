@@ -50,6 +50,31 @@ impl fmt::Display for Count {
     }
 }
 
+/// A change as a share, with its sign: 0.1 is `+10.0 %`.
+#[derive(Clone, Copy)]
+pub(super) struct Share(pub(super) f64);
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let percent = self.0 * 100.0;
+        let decimals = if percent.abs() < 99.95 { 1 } else { 0 };
+        // No minus before a zero.
+        let percent = if percent.abs() < 0.05 { 0.0 } else { percent };
+        f.pad(&format!("{percent:+.decimals$} %"))
+    }
+}
+
+/// From a latency to another.
+#[derive(Clone, Copy)]
+pub(super) struct Span(pub(super) (u64, u64));
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (low, high) = self.0;
+        f.pad(&format!("{} - {}", Latency(low), Latency(high)))
+    }
+}
+
 /// Date and time of day, UTC.
 #[derive(Clone, Copy)]
 pub(super) struct Timestamp(pub(super) UnixNs);
@@ -93,6 +118,14 @@ mod tests {
             assert_eq!(Latency(ns).to_string(), text);
         }
         assert_eq!(format!("{:>9}", Latency(5)), "     5 ns");
+    }
+
+    #[test]
+    fn changes_have_their_sign_and_spans_their_ends() {
+        for (share, text) in [(0.1, "+10.0 %"), (-0.25, "-25.0 %"), (-0.0004, "+0.0 %"), (12.0, "+1200 %")] {
+            assert_eq!(Share(share).to_string(), text);
+        }
+        assert_eq!(Span((900, 1_200)).to_string(), "900 ns - 1.20 us");
     }
 
     #[test]

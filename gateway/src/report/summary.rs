@@ -8,8 +8,14 @@ use std::{
 use hdrhistogram::{Histogram, serialization::Deserializer};
 use mdgw_feeds::{identity::ChannelId, time::UnixNs};
 
-use super::log::{Damage, Interval, Log, Place};
-use crate::observe::stages::{Stage, VALUE_NS_MAX, VALUE_NS_MIN};
+use super::{
+    difference::STRETCH_COUNT,
+    figures::{Figures, add, empty_histogram},
+    load::{ByLoad, LoadBucket, Rates},
+    log::{Damage, Interval, Log, Place},
+    timeline::{Moment, Timeline},
+};
+use crate::observe::stages::Stage;
 
 /// A whole report.
 #[derive(Debug)]
@@ -46,6 +52,8 @@ pub struct ChannelReport {
     pub name: Option<String>,
     /// Its stages in the order of the straight line.
     pub stages: Vec<StageReport>,
+    /// When nothing was recorded of it for long: from, until.
+    pub pauses: Vec<(UnixNs, UnixNs)>,
 }
 
 impl ChannelReport {
@@ -78,21 +86,12 @@ pub struct StageReport {
     pub threads: BTreeSet<String>,
     /// How it went over time.
     pub timeline: Vec<Moment>,
-}
-
-/// What one stretch of time saw.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment {
-    /// Begin of the stretch.
-    pub start: UnixNs,
-    /// Values in it.
-    pub count: u64,
-    /// Median, ns.
-    pub p50_ns: u64,
-    /// 99th percentile, ns.
-    pub p99_ns: u64,
-    /// Maximum, ns.
-    pub max_ns: u64,
+    /// How it went under load, from idle to busy.
+    pub load: Vec<LoadBucket>,
+    /// Each run (log) for itself, in the order in which they begin.
+    pub runs: Vec<Figures>,
+    /// Stretches of equally many intervals, in the order of time.
+    pub stretches: Vec<Figures>,
 }
 
 impl Report {
@@ -125,9 +124,16 @@ impl Report {
         }
         report.begin = report.begin.min(report.end);
         // One cell after the other, so that only its own histograms are in memory.
+        let mut channel_rates: Option<(ChannelId, Rates)> = None;
         for ((channel, stage), cell) in cells {
-            let stage = report.merge(stage, cell);
-            report.channel(channel).stages.push(stage);
+            let rates = match channel_rates.take().filter(|(known, _)| *known == channel) {
+                Some((_, rates)) => rates,
+                None => cell.rates(),
+            };
+            let pauses = cell.pauses();
+            let stage = report.merge(stage, cell, &rates);
+            report.channel(channel, pauses).stages.push(stage);
+            channel_rates = Some((channel, rates));
         }
         report.damage.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
         report
@@ -140,44 +146,59 @@ impl Report {
         }
     }
 
-    fn channel(&mut self, id: ChannelId) -> &mut ChannelReport {
+    /// `pauses`: of the stage that the channel begins with.
+    fn channel(&mut self, id: ChannelId, pauses: Vec<(UnixNs, UnixNs)>) -> &mut ChannelReport {
         if self.channels.last().is_none_or(|last| last.id != id) {
             let name = self.disclosures.iter().find_map(|disclosed| channel_name(&disclosed.entries, id));
-            self.channels.push(ChannelReport { id, name, stages: Vec::new() });
+            self.channels.push(ChannelReport { id, name, stages: Vec::new(), pauses });
         }
         let last = self.channels.len() - 1;
         &mut self.channels[last]
     }
 
-    fn merge(&mut self, stage: Stage, mut cell: Cell<'_>) -> StageReport {
-        cell.intervals.sort_by_key(|(_, interval)| interval.start);
-        let span_ns = self.end.0 - self.begin.0;
-        let longest_ns = cell.intervals.iter().map(|(_, interval)| interval.length_ns).max().unwrap_or(0);
-        let width_ns = (span_ns / MOMENTS_MAX + 1).max(longest_ns).max(1);
-        let mut timeline = Timeline { begin: self.begin, width_ns, current: None, moments: Vec::new() };
-        let mut total = empty_histogram();
+    fn merge(&mut self, stage: Stage, mut cell: Cell<'_>, rates: &Rates) -> StageReport {
+        cell.sort();
+        let mut timeline = Timeline::new(self.begin, self.end.0 - self.begin.0, cell.interval_ns_max(), rates.median());
+        let mut by_load = ByLoad::default();
+        let mut runs: Vec<(&Path, Histogram<u64>)> = Vec::new();
+        let mut stretches: Vec<(usize, Histogram<u64>)> = Vec::new();
         let mut threads = BTreeSet::new();
         let mut deserializer = Deserializer::new();
-        for (path, interval) in cell.intervals {
-            match interval.histogram(&mut deserializer) {
-                Ok(histogram) => {
-                    add(&mut total, &histogram);
-                    timeline.add(&interval, &histogram);
-                    threads.insert(interval.tag.thread);
-                }
+        let interval_count = cell.intervals.len();
+        for (place, (path, interval)) in cell.intervals.into_iter().enumerate() {
+            let histogram = match interval.histogram(&mut deserializer) {
+                Ok(histogram) => histogram,
                 Err(reason) => {
                     let Place { line, offset_bytes } = interval.place;
                     self.damage.push(Damage { path: path.to_owned(), line, offset_bytes, reason });
+                    continue;
                 }
+            };
+            let per_s = rates.over(interval.start, interval.length_ns);
+            timeline.add(interval.start, per_s, &histogram);
+            by_load.add(per_s, &histogram);
+            let stretch = place * STRETCH_COUNT / interval_count;
+            match stretches.last_mut().filter(|(last, _)| *last == stretch) {
+                Some((_, merged)) => add(merged, &histogram),
+                None => stretches.push((stretch, histogram.clone())),
             }
+            match runs.iter_mut().find(|(run, _)| *run == path) {
+                Some((_, run)) => add(run, &histogram),
+                None => runs.push((path, histogram)),
+            }
+            threads.insert(interval.tag.thread);
         }
-        timeline.close();
+        let mut total = empty_histogram();
+        runs.iter().for_each(|(_, run)| add(&mut total, run));
         StageReport {
             stage,
             histogram: total,
             negative_count: cell.negative_count,
             threads,
-            timeline: timeline.moments,
+            timeline: timeline.into_moments(),
+            load: by_load.buckets(),
+            runs: runs.iter().map(|(_, run)| Figures::of(run)).collect(),
+            stretches: stretches.iter().map(|(_, stretch)| Figures::of(stretch)).collect(),
         }
     }
 }
@@ -188,58 +209,55 @@ struct Cell<'a> {
     negative_count: u64,
 }
 
-/// Puts intervals of all threads into stretches of one width, in the order of time.
-struct Timeline {
-    begin: UnixNs,
-    width_ns: u64,
-    current: Option<(u64, Histogram<u64>)>,
-    moments: Vec<Moment>,
-}
-
-impl Timeline {
-    fn add(&mut self, interval: &Interval<'_>, histogram: &Histogram<u64>) {
-        // Ascending, because intervals are sorted by their start.
-        let index = (interval.start.0 - self.begin.0) / self.width_ns;
-        if self.current.as_ref().is_none_or(|(current, _)| *current != index) {
-            self.close();
-            self.current = Some((index, empty_histogram()));
-        }
-        if let Some((_, merged)) = &mut self.current {
-            add(merged, histogram);
-        }
+impl Cell<'_> {
+    fn sort(&mut self) {
+        self.intervals.sort_by_key(|(_, interval)| interval.start);
     }
 
-    fn close(&mut self) {
-        let Some((index, histogram)) = self.current.take() else { return };
-        if !histogram.is_empty() {
-            self.moments.push(Moment {
-                start: UnixNs(self.begin.0 + index * self.width_ns),
-                count: histogram.len(),
-                p50_ns: histogram.value_at_quantile(0.5),
-                p99_ns: histogram.value_at_quantile(0.99),
-                max_ns: histogram.max(),
-            });
+    fn interval_ns_max(&self) -> u64 {
+        self.intervals.iter().map(|(_, interval)| interval.length_ns).max().unwrap_or(0)
+    }
+
+    /// How many values came a second, thread by thread of each log.
+    fn rates(&self) -> Rates {
+        let mut rates = Rates::default();
+        let mut deserializer = Deserializer::new();
+        for (path, interval) in &self.intervals {
+            // Damage is told when the histogram's values are wanted.
+            if let Ok(histogram) = interval.histogram(&mut deserializer) {
+                let track = format!("{} {}", path.display(), interval.tag.thread);
+                rates.add(&track, interval.start, interval.length_ns, histogram.len());
+            }
         }
+        rates.sort();
+        rates
+    }
+
+    /// When no thread recorded for longer than [`PAUSE_INTERVALS`] of the usual intervals.
+    fn pauses(&self) -> Vec<(UnixNs, UnixNs)> {
+        let mut lengths: Vec<u64> = self.intervals.iter().map(|(_, interval)| interval.length_ns).collect();
+        lengths.sort_unstable();
+        let usual_ns = lengths.get(lengths.len() / 2).copied().unwrap_or(0);
+        let mut spans: Vec<(UnixNs, UnixNs)> = self
+            .intervals
+            .iter()
+            .map(|(_, interval)| (interval.start, UnixNs(interval.start.0.saturating_add(interval.length_ns))))
+            .collect();
+        spans.sort_unstable();
+        let mut pauses = Vec::new();
+        let mut covered = spans.first().map_or(UnixNs(0), |(start, _)| *start);
+        for (start, end) in spans {
+            if start.0.saturating_sub(covered.0) > PAUSE_INTERVALS * usual_ns.max(1) {
+                pauses.push((covered, start));
+            }
+            covered = covered.max(end);
+        }
+        pauses
     }
 }
 
-/// Points of a timeline: more are not to be told apart in a picture.
-const MOMENTS_MAX: u64 = 240;
-
-fn empty_histogram() -> Histogram<u64> {
-    let mut histogram = Histogram::new_with_bounds(VALUE_NS_MIN, VALUE_NS_MAX, 3).expect("bounds are constants");
-    // A foreign log may reach further.
-    histogram.auto(true);
-    histogram
-}
-
-fn add(total: &mut Histogram<u64>, more: &Histogram<u64>) {
-    // Growing is allowed, so that only a value beyond 2^63 is refused; it stands for the largest.
-    for value in more.iter_recorded() {
-        let ns = value.value_iterated_to().min(u64::MAX >> 2);
-        total.saturating_record_n(ns, value.count_at_value());
-    }
-}
+/// So many intervals without a value are a pause: one less may be a channel that heard nothing for once.
+const PAUSE_INTERVALS: u64 = 3;
 
 /// From `config.channel.NAME.id = ID`.
 fn channel_name(disclosure: &[(String, String)], id: ChannelId) -> Option<String> {
@@ -304,6 +322,22 @@ pub(super) mod tests {
         log.into_inner().unwrap()
     }
 
+    /// A log of ten intervals of one stage: each has every tenth of `values`.
+    pub(in crate::report) fn log_of(values: &[u64]) -> Vec<u8> {
+        let base = UnixNs(1_548_858_600_000_000_000);
+        let mut log = IntervalLogWriter::begin(Vec::new(), base, &Disclosure::default()).unwrap();
+        let tag = IntervalTag { channel: ChannelId(1), stage: Stage::WireToWire, thread: "main-0".to_owned() };
+        for interval in 0..10 {
+            let mut set = StageSet::new(1, 3);
+            for value in values.iter().skip(interval).step_by(10) {
+                set.record(ChannelIndex(0), Stage::WireToWire, *value);
+            }
+            let start = UnixNs(base.0 + interval as u64 * 1_000_000_000);
+            set.recorded().for_each(|recorded| log.write(&tag, start, 1_000_000_000, recorded.histogram).unwrap());
+        }
+        log.into_inner().unwrap()
+    }
+
     pub(in crate::report) fn plausible_report() -> Report {
         let files = ["main-0", "main-1"]
             .map(|thread| (PathBuf::from(format!("{thread}.hlog")), plausible_log(thread, 20, 500)));
@@ -324,6 +358,46 @@ pub(super) mod tests {
         assert_eq!(report.channels[0].stage(Stage::WireToUser).unwrap().negative_count, 6);
         assert_eq!(report.end.0 - report.begin.0, 20_000_000_000);
         assert_eq!(report.disclosures.len(), 1, "both logs disclose the same");
+    }
+
+    #[test]
+    fn bursts_and_pauses_stand_out_and_values_under_load_stand_apart() {
+        let tag = IntervalTag { channel: ChannelId(1), stage: Stage::WireToUser, thread: "main-0".to_owned() };
+        let base = UnixNs(1_548_858_600_000_000_000);
+        let mut log = IntervalLogWriter::begin(Vec::new(), base, &Disclosure::default()).unwrap();
+        // A pause of 10 s in the middle, a burst of ten times the usual rate behind it.
+        for (second, count, latency_ns) in
+            (0..5).map(|second| (second, 30, 100)).chain([(15, 300, 9_000), (16, 30, 100)])
+        {
+            let mut set = StageSet::new(1, 2);
+            set.record_n(ChannelIndex(0), Stage::WireToUser, latency_ns, count);
+            let start = UnixNs(base.0 + second * 1_000_000_000);
+            set.recorded().for_each(|recorded| log.write(&tag, start, 1_000_000_000, recorded.histogram).unwrap());
+        }
+        let report = Report::of(&[(PathBuf::from("a"), log.into_inner().unwrap())], None);
+        let channel = &report.channels[0];
+        let seconds = |at: UnixNs| (at.0 - base.0) / 1_000_000_000;
+        let pauses: Vec<_> = channel.pauses.iter().map(|(from, until)| (seconds(*from), seconds(*until))).collect();
+        assert_eq!(pauses, [(5, 15)]);
+        let stage = &channel.stages[0];
+        let bursts: Vec<u64> =
+            stage.timeline.iter().filter(|moment| moment.is_burst).map(|moment| seconds(moment.start)).collect();
+        assert_eq!(bursts, [15]);
+        let load: Vec<_> = stage.load.iter().map(|bucket| (bucket.from_per_s, bucket.intervals)).collect();
+        assert_eq!(load, [(20, 6), (200, 1)]);
+        assert!(stage.load[0].figures.max_ns < 200 && stage.load[1].figures.max_ns >= 9_000);
+    }
+
+    #[test]
+    fn runs_and_stretches_hold_each_value_once() {
+        let files = ["a", "b"].map(|name| (PathBuf::from(name), plausible_log("main-0", 7, 50)));
+        for channel in &Report::of(&files, None).channels {
+            for stage in &channel.stages {
+                let counts: Vec<u64> = stage.runs.iter().map(|run| run.count).collect();
+                assert_eq!(counts, [350, 350]);
+                assert_eq!(stage.stretches.iter().map(|stretch| stretch.count).sum::<u64>(), 700);
+            }
+        }
     }
 
     #[test]

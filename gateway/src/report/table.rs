@@ -3,8 +3,9 @@
 use std::fmt::{self, Write};
 
 use super::{
-    Report,
-    quantity::{Count, Latency, QUANTILES, Timestamp},
+    Comparison, Group, Report,
+    difference::SPREAD_NOTE,
+    quantity::{Count, Latency, QUANTILES, Share, Span, Timestamp},
 };
 
 /// Writes the table: percentiles of every stage, channel by channel.
@@ -41,6 +42,50 @@ pub fn write(report: &Report, out: &mut impl Write) -> fmt::Result {
     }
 }
 
+/// Writes what differs between the groups of a comparison, percentile by percentile.
+///
+/// # Errors
+/// What `out` says.
+pub fn write_comparison(comparison: &Comparison, out: &mut impl Write) -> fmt::Result {
+    for (index, Group { name, report }) in comparison.groups.iter().enumerate() {
+        let (logs, base) = (report.logs.len(), if index == 0 { "  (the others are held against it)" } else { "" });
+        let logs = if logs == 1 { "1 log".to_owned() } else { format!("{logs} logs") };
+        writeln!(out, "{name:<20} {logs:>8}  {} to {} UTC{base}", Timestamp(report.begin), Timestamp(report.end))?;
+    }
+    let mut title = String::new();
+    for difference in &comparison.differences {
+        let group = comparison.groups.get(difference.group).map_or("", |group| group.name.as_str());
+        let (id, name) = (difference.channel.0, difference.name.as_deref().unwrap_or_default());
+        let this = format!("channel {id} {name}: {group}");
+        if this != title {
+            writeln!(
+                out,
+                "\n{this:<37}{:>10}{:>10}{:>10}  {:<19}  {:<19}",
+                "before", "now", "change", "spread before", "spread now"
+            )?;
+            title = this;
+        }
+        for (place, change) in difference.changes.iter().enumerate() {
+            let stage = if place == 0 { difference.stage.name() } else { "" };
+            writeln!(
+                out,
+                "  {stage:<26}{:>9}{:>10}{:>10}{:>10}  {:<19}  {:<19}  {}",
+                change.name,
+                Latency(change.base_ns),
+                Latency(change.value_ns),
+                change.share().map_or_else(|| "-".to_owned(), |share| Share(share).to_string()),
+                Span(change.base_spread_ns).to_string(),
+                Span(change.spread_ns).to_string(),
+                change.verdict.text(),
+            )?;
+        }
+    }
+    if comparison.differences.is_empty() {
+        return writeln!(out, "\nno channel and stage was recorded in two groups: there is nothing to compare");
+    }
+    writeln!(out, "\n{SPREAD_NOTE}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,5 +108,16 @@ mod tests {
         let mut text = String::new();
         write(&Report::of(&[], None), &mut text).unwrap();
         assert!(text.contains("nothing was recorded"));
+    }
+
+    #[test]
+    fn a_comparison_has_a_row_for_each_percentile_and_says_how_spread_is_computed() {
+        let groups = ["yesterday", "today"].map(|name| Group { name: name.to_owned(), report: plausible_report() });
+        let mut text = String::new();
+        write_comparison(&Comparison::of(groups.into()), &mut text).unwrap();
+        let rows = text.lines().filter(|line| line.contains(" +0.0 % ")).count();
+        assert_eq!(rows, 2 * 6 * 6, "{text}");
+        assert!(text.contains("channel 1 nasdaq: today") && text.contains("within the spread"), "{text}");
+        assert!(text.contains("Spread: from the lowest to the highest"), "{text}");
     }
 }

@@ -1,0 +1,121 @@
+//! The report as CSV, one figure a row, for spreadsheets and data frames. Times are nanoseconds.
+
+use std::fmt::{self, Write};
+
+use super::{Comparison, Report};
+
+/// Columns. `item` is a stage; `from` and `until` are nanoseconds since 1970 in the table `timeline`, rates a second in
+/// the table `load`.
+pub const HEADER: &str = "group,table,channel,name,item,from,until,figure,value";
+
+/// Writes one report; `group` stands in the first column.
+///
+/// # Errors
+/// What `out` says.
+pub fn write(group: &str, report: &Report, out: &mut impl Write) -> fmt::Result {
+    for channel in &report.channels {
+        for stage in &channel.stages {
+            let name = channel.name.as_deref().unwrap_or_default();
+            let mut row = |table: &str, span: Option<(u64, u64)>, figure: &str, value: &dyn fmt::Display| {
+                let cells = (field(group), channel.id.0, field(name), stage.stage.name());
+                write!(out, "{},{table},{},{},{},", cells.0, cells.1, cells.2, cells.3)?;
+                match span {
+                    Some((from, until)) => write!(out, "{from},{until},")?,
+                    None => write!(out, ",,")?,
+                }
+                writeln!(out, "{figure},{value}")
+            };
+            let figures = super::Figures::of(&stage.histogram);
+            row("latency", None, "count", &figures.count)?;
+            for (figure, value_ns) in figures.named() {
+                row("latency", None, &format!("{figure}_ns"), &value_ns)?;
+            }
+            row("latency", None, "negative_count", &stage.negative_count)?;
+            for moment in &stage.timeline {
+                let span = Some((moment.start.0, moment.end.0));
+                row("timeline", span, "count", &moment.count)?;
+                row("timeline", span, "p50_ns", &moment.p50_ns)?;
+                row("timeline", span, "p99_ns", &moment.p99_ns)?;
+                row("timeline", span, "max_ns", &moment.max_ns)?;
+                row("timeline", span, "per_s_max", &format_args!("{:.1}", moment.per_s_max))?;
+                row("timeline", span, "is_burst", &u8::from(moment.is_burst))?;
+            }
+            for bucket in &stage.load {
+                let span = Some((bucket.from_per_s, bucket.until_per_s));
+                row("load", span, "intervals", &bucket.intervals)?;
+                row("load", span, "count", &bucket.figures.count)?;
+                for (figure, value_ns) in bucket.figures.named() {
+                    row("load", span, &format!("{figure}_ns"), &value_ns)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Writes all groups of a comparison, and the changes against the first group (table `difference`).
+///
+/// # Errors
+/// What `out` says.
+pub fn write_comparison(comparison: &Comparison, out: &mut impl Write) -> fmt::Result {
+    for group in &comparison.groups {
+        write(&group.name, &group.report, out)?;
+    }
+    for difference in &comparison.differences {
+        let group = comparison.groups.get(difference.group).map_or("", |group| group.name.as_str());
+        for change in &difference.changes {
+            let begin = format!(
+                "{},difference,{},{},{},,",
+                field(group),
+                difference.channel.0,
+                field(difference.name.as_deref().unwrap_or_default()),
+                difference.stage.name()
+            );
+            let name = change.name;
+            if let Some(share) = change.share() {
+                writeln!(out, "{begin},{name}_change,{share:.6}")?;
+            }
+            for (figure, value_ns) in [
+                ("base_low_ns", change.base_spread_ns.0),
+                ("base_high_ns", change.base_spread_ns.1),
+                ("low_ns", change.spread_ns.0),
+                ("high_ns", change.spread_ns.1),
+            ] {
+                writeln!(out, "{begin},{name}_{figure},{value_ns}")?;
+            }
+            writeln!(out, "{begin},{name}_verdict,{}", change.verdict.name())?;
+        }
+    }
+    Ok(())
+}
+
+/// Quoted where it must be.
+fn field(text: &str) -> String {
+    if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{Group, summary::tests::plausible_report};
+
+    #[test]
+    fn every_row_has_all_columns_and_figures_stand_under_their_names() {
+        let groups =
+            ["old", "new, better"].map(|name| Group { name: name.to_owned(), report: plausible_report() }).into();
+        let comparison = Comparison::of(groups);
+        let mut text = String::new();
+        write_comparison(&comparison, &mut text).unwrap();
+        let columns = HEADER.split(',').count();
+        for line in text.lines() {
+            let quoted = line.replace("\"new, better\"", "new");
+            assert_eq!(quoted.split(',').count(), columns, "{line}");
+        }
+        assert!(text.contains("\nold,latency,1,nasdaq,wire_to_wire,,,count,20000\n"), "{}", &text[..2_000]);
+        for table in ["timeline", "load"] {
+            assert!(text.contains(&format!("\n\"new, better\",{table},2,iex-deep,publish,")), "{table}");
+        }
+        assert!(text.contains("\n\"new, better\",difference,1,nasdaq,wire_to_wire,,,p50_verdict,within\n"));
+        assert!(text.contains(",p50_change,0.000000\n"));
+    }
+}

@@ -1,0 +1,271 @@
+//! Which logs belong together: as the caller named them, or by what the logs say of themselves.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufRead as _, BufReader, Read as _},
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use mdgw_feeds::time::{TradingDate, UnixNs};
+
+use super::log::Log;
+
+/// One argument: `PATH`, or `NAME=PATH`. A path is a log, a directory (all its `*.hlog`), or a name with `*` in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// The group, where one is named.
+    pub group: Option<String>,
+    /// Where its logs are.
+    pub path: PathBuf,
+}
+
+impl FromStr for Asked {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // A file whose name has the sign in it is still a file.
+        let named = text.split_once('=').filter(|(name, _)| !name.is_empty() && !name.contains('/'));
+        let is_file = || Path::new(text).exists();
+        Ok(match named {
+            Some((name, path)) if !is_file() => Self { group: Some(name.to_owned()), path: path.into() },
+            _ => Self { group: None, path: text.into() },
+        })
+    }
+}
+
+/// What tells groups apart where nobody names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CompareBy {
+    /// Each log is a group.
+    Log,
+    /// The host that the log was written on.
+    Host,
+    /// The day (UTC) on which the log begins.
+    Day,
+}
+
+/// Logs under one name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedLogs {
+    /// The group's name; empty where there is one group and nobody named it.
+    pub name: String,
+    /// Its logs.
+    pub logs: Vec<PathBuf>,
+}
+
+/// Why logs could not be put into groups.
+#[derive(Debug, thiserror::Error)]
+pub enum GroupingError {
+    /// It can't be read.
+    #[error("read {}: {source}", path.display())]
+    Read {
+        /// What.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A directory or a pattern without a log.
+    #[error("read {}: no latency log (*.hlog) there", path.display())]
+    NoLog {
+        /// Where.
+        path: PathBuf,
+    },
+    /// It would count twice.
+    #[error("read {}: given twice", path.display())]
+    Twice {
+        /// The log.
+        path: PathBuf,
+    },
+    /// Some logs belong to a group by name, others don't.
+    #[error("report: {} belongs to no group: give every log a name (NAME=PATH), or none", path.display())]
+    Unnamed {
+        /// One that has none.
+        path: PathBuf,
+    },
+    /// Two ways to make groups.
+    #[error("report: logs have the groups that NAME=PATH gave them: leave out --compare, or the names")]
+    NamedAndCompared,
+    /// One thing can't be compared.
+    #[error("report: all logs are of one {what} ({name}): there is nothing to compare")]
+    OneGroup {
+        /// What groups were to be made by.
+        what: &'static str,
+        /// The only one.
+        name: String,
+    },
+}
+
+/// Finds the logs and puts them into groups: in the order of their names' first appearance, days in their own.
+///
+/// # Errors
+/// See [`GroupingError`].
+pub fn groups(asked: &[Asked], by: Option<CompareBy>) -> Result<Vec<NamedLogs>, GroupingError> {
+    let is_named = asked.iter().any(|asked| asked.group.is_some());
+    if let Some(unnamed) = asked.iter().find(|asked| is_named && asked.group.is_none()) {
+        return Err(GroupingError::Unnamed { path: unnamed.path.clone() });
+    }
+    if is_named && by.is_some() {
+        return Err(GroupingError::NamedAndCompared);
+    }
+    let mut groups: Vec<NamedLogs> = Vec::new();
+    let mut seen: Vec<PathBuf> = Vec::new();
+    for Asked { group, path } in asked {
+        for log in logs_at(path)? {
+            let real = log.canonicalize().map_err(|source| GroupingError::Read { path: log.clone(), source })?;
+            if seen.contains(&real) {
+                return Err(GroupingError::Twice { path: log });
+            }
+            seen.push(real);
+            let name = match by {
+                Some(by) => by.name_of(&log)?,
+                None => group.clone().unwrap_or_default(),
+            };
+            match groups.iter_mut().find(|group| group.name == name) {
+                Some(group) => group.logs.push(log),
+                None => groups.push(NamedLogs { name, logs: vec![log] }),
+            }
+        }
+    }
+    match (by, groups.as_slice()) {
+        (Some(by), [only]) => Err(GroupingError::OneGroup { what: by.text(), name: only.name.clone() }),
+        (Some(CompareBy::Day), _) => {
+            groups.sort_by(|one, other| one.name.cmp(&other.name));
+            Ok(groups)
+        }
+        _ => Ok(groups),
+    }
+}
+
+impl CompareBy {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Log => "log",
+            Self::Host => "host",
+            Self::Day => "day",
+        }
+    }
+
+    fn name_of(self, path: &Path) -> Result<String, GroupingError> {
+        if self == Self::Log {
+            return Ok(path.file_stem().unwrap_or_default().to_string_lossy().into_owned());
+        }
+        let head = head_of(path).map_err(|source| GroupingError::Read { path: path.to_owned(), source })?;
+        let log = Log::read(path, &head);
+        Ok(match self {
+            Self::Day => log.base.map(|base: UnixNs| TradingDate::in_utc(base).to_string()),
+            _ => log.disclosure.into_iter().find(|(key, _)| key == "host").map(|(_, host)| host),
+        }
+        .unwrap_or_else(|| format!("unknown {}", self.text())))
+    }
+}
+
+/// The log at a path, all logs of a directory, or those that a pattern fits; in the order of their names.
+fn logs_at(path: &Path) -> Result<Vec<PathBuf>, GroupingError> {
+    let pattern = path.file_name().unwrap_or_default().to_string_lossy();
+    let (directory, pattern) = match (path.is_dir(), path.exists(), pattern.contains('*')) {
+        (true, ..) => (path, "*.hlog"),
+        (_, false, true) => (path.parent().unwrap_or_else(|| Path::new("")), &*pattern),
+        _ => return Ok(vec![path.to_owned()]),
+    };
+    let place = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    let failed = |source| GroupingError::Read { path: directory.to_owned(), source };
+    let mut found = Vec::new();
+    for entry in fs::read_dir(place).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        if fits(pattern, &name.to_string_lossy()) {
+            found.push(directory.join(name));
+        }
+    }
+    if found.is_empty() {
+        return Err(GroupingError::NoLog { path: path.to_owned() });
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Whether `name` is `pattern` with something, or nothing, for each `*`.
+fn fits(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((before, after)) => name
+            .strip_prefix(before)
+            .is_some_and(|rest| (0..=rest.len()).any(|at| rest.get(at..).is_some_and(|rest| fits(after, rest)))),
+    }
+}
+
+/// What a log says before its first interval.
+fn head_of(path: &Path) -> io::Result<Vec<u8>> {
+    let mut reader = BufReader::new(File::open(path)?.take(HEAD_BYTES_MAX));
+    let mut head = Vec::new();
+    loop {
+        let begin = head.len();
+        if reader.read_until(b'\n', &mut head)? == 0 || head[begin..].starts_with(b"Tag=") {
+            head.truncate(begin);
+            return Ok(head);
+        }
+    }
+}
+
+/// A disclosure with the settings of some hundred channels fits.
+const HEAD_BYTES_MAX: u64 = 4 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::summary::tests::plausible_log;
+
+    fn asked(text: &str) -> Asked {
+        text.parse().unwrap()
+    }
+
+    fn names(groups: &[NamedLogs]) -> Vec<(&str, Vec<String>)> {
+        let file = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().into_owned();
+        groups.iter().map(|group| (group.name.as_str(), group.logs.iter().map(file).collect())).collect()
+    }
+
+    #[test]
+    fn names_paths_directories_and_patterns_are_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a.hlog", "b.hlog", "c.hgrm", "odd=name.hlog"] {
+            fs::write(folder.path().join(name), plausible_log("main-0", 1, 1)).unwrap();
+        }
+        let at = folder.path().display();
+        let of = |texts: &[String]| groups(&texts.iter().map(|text| asked(text)).collect::<Vec<_>>(), None);
+        let all = ["a.hlog", "b.hlog", "odd=name.hlog"].map(str::to_owned).to_vec();
+        assert_eq!(names(&of(&[format!("{at}")]).unwrap()), [("", all.clone())]);
+        assert_eq!(names(&of(&[format!("x={at}")]).unwrap()), [("x", all)]);
+        let named = of(&[format!("new={at}/a*"), format!("old={at}/b.hlog"), format!("new={at}/o*.hlog")]).unwrap();
+        let expected =
+            [("new", vec!["a.hlog".to_owned(), "odd=name.hlog".to_owned()]), ("old", vec!["b.hlog".to_owned()])];
+        assert_eq!(names(&named), expected);
+        assert_eq!(names(&of(&[format!("{at}/odd=name.hlog")]).unwrap())[0].0, "", "a file, not a group");
+        for (wrong, expected) in [
+            (vec![format!("{at}/a.hlog"), format!("{at}")], "given twice"),
+            (vec![format!("{at}/x*")], "no latency log"),
+            (vec![format!("x={at}/a.hlog"), format!("{at}/b.hlog")], "belongs to no group"),
+            (vec![format!("{at}/gone.hlog")], "read"),
+        ] {
+            let error = of(&wrong).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn logs_fall_into_groups_by_what_they_say() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, log: &[u8]| fs::write(folder.path().join(name), log).unwrap();
+        let log = String::from_utf8(plausible_log("main-0", 1, 1)).unwrap();
+        write("1.hlog", log.as_bytes());
+        write("0.hlog", log.replace(": 1548858600.000 (", ": 1548945000.000 (").as_bytes());
+        let paths = [asked(&folder.path().display().to_string())];
+        let by = |by| groups(&paths, Some(by));
+        let one = |name: &str| vec![name.to_owned()];
+        assert_eq!(names(&by(CompareBy::Day).unwrap()), [("2019-01-30", one("1.hlog")), ("2019-01-31", one("0.hlog"))]);
+        assert_eq!(names(&by(CompareBy::Log).unwrap()), [("0", one("0.hlog")), ("1", one("1.hlog"))]);
+        let error = by(CompareBy::Host).unwrap_err().to_string();
+        assert!(error.contains("all logs are of one host"), "{error}");
+        let named = [asked(&format!("x={}", folder.path().display()))];
+        assert!(matches!(groups(&named, Some(CompareBy::Day)), Err(GroupingError::NamedAndCompared)));
+    }
+}

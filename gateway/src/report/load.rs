@@ -1,0 +1,177 @@
+//! Latency against load: how many came a second while it was measured.
+//!
+//! An interval's load is what all threads together took of the channel at that time. It is a mean over the interval:
+//! bursts that are shorter than one don't show.
+
+use std::collections::{BTreeMap, btree_map::Entry};
+
+use hdrhistogram::Histogram;
+use mdgw_feeds::time::UnixNs;
+
+use super::figures::{Figures, add};
+
+/// What was measured under some load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadBucket {
+    /// From so many a second on.
+    pub from_per_s: u64,
+    /// To less than so many.
+    pub until_per_s: u64,
+    /// Intervals in it, each thread's counted for itself.
+    pub intervals: u64,
+    /// Their values.
+    pub figures: Figures,
+}
+
+/// How many came over some stretches of time, thread by thread.
+#[derive(Debug, Default)]
+pub(super) struct Rates {
+    tracks: BTreeMap<String, Vec<Stretch>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Stretch {
+    start: UnixNs,
+    end: UnixNs,
+    per_s: f64,
+}
+
+impl Rates {
+    /// `count` came over `length_ns` from `start` on, in this track. Stretches of a track don't overlap.
+    #[allow(clippy::cast_precision_loss, reason = "a rate")]
+    pub(super) fn add(&mut self, track: &str, start: UnixNs, length_ns: u64, count: u64) {
+        if length_ns == 0 {
+            return;
+        }
+        let end = UnixNs(start.0.saturating_add(length_ns));
+        let stretch = Stretch { start, end, per_s: count as f64 * 1e9 / length_ns as f64 };
+        match self.tracks.get_mut(track) {
+            Some(stretches) => stretches.push(stretch),
+            None => drop(self.tracks.insert(track.to_owned(), vec![stretch])),
+        }
+    }
+
+    /// To be called once everything is in.
+    pub(super) fn sort(&mut self) {
+        self.tracks.values_mut().for_each(|stretches| stretches.sort_by_key(|stretch| stretch.start));
+    }
+
+    /// How many came a second in the middle of that interval, all tracks together.
+    pub(super) fn over(&self, start: UnixNs, length_ns: u64) -> f64 {
+        let middle = UnixNs(start.0.saturating_add(length_ns / 2));
+        let at = |stretches: &Vec<Stretch>| {
+            let after = stretches.partition_point(|stretch| stretch.start <= middle);
+            let stretch = stretches.get(after.checked_sub(1)?)?;
+            (stretch.end > middle).then_some(stretch.per_s)
+        };
+        self.tracks.values().filter_map(at).sum()
+    }
+
+    /// The middle one of all stretches' rates; 0 where there are none.
+    pub(super) fn median(&self) -> f64 {
+        let stretches = self.tracks.values().flatten();
+        let mut rates: Vec<f64> =
+            stretches.map(|stretch| self.over(stretch.start, stretch.end.0 - stretch.start.0)).collect();
+        rates.sort_by(f64::total_cmp);
+        rates.get(rates.len() / 2).copied().unwrap_or(0.0)
+    }
+}
+
+/// Sorts histograms into buckets by the load under which they were taken.
+#[derive(Debug, Default)]
+pub(super) struct ByLoad(BTreeMap<u64, (u64, u64, Histogram<u64>)>);
+
+impl ByLoad {
+    pub(super) fn add(&mut self, per_s: f64, histogram: &Histogram<u64>) {
+        let (from, until) = bucket(per_s);
+        match self.0.entry(from) {
+            Entry::Vacant(entry) => drop(entry.insert((until, 1, histogram.clone()))),
+            Entry::Occupied(mut entry) => {
+                let (_, intervals, merged) = entry.get_mut();
+                *intervals += 1;
+                add(merged, histogram);
+            }
+        }
+    }
+
+    pub(super) fn buckets(&self) -> Vec<LoadBucket> {
+        let bucket = |(from, (until, intervals, histogram)): (&u64, &(u64, u64, Histogram<u64>))| LoadBucket {
+            from_per_s: *from,
+            until_per_s: *until,
+            intervals: *intervals,
+            figures: Figures::of(histogram),
+        };
+        self.0.iter().map(bucket).collect()
+    }
+}
+
+/// The step of 1, 2, 5, 10, … that a rate is in: from, until.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within the steps' range")]
+fn bucket(per_s: f64) -> (u64, u64) {
+    let whole = per_s.clamp(0.0, 1e15) as u64;
+    if whole == 0 {
+        return (0, 1);
+    }
+    let decade = 10_u64.pow(whole.ilog10());
+    match whole / decade {
+        1 => (decade, 2 * decade),
+        2..=4 => (2 * decade, 5 * decade),
+        _ => (5 * decade, 10 * decade),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::figures::empty_histogram;
+
+    #[test]
+    fn buckets_enclose_their_rates_and_join() {
+        for (rate, expected) in [
+            (0.0, (0, 1)),
+            (0.9, (0, 1)),
+            (1.0, (1, 2)),
+            (4.99, (2, 5)),
+            (5.0, (5, 10)),
+            (19_999.9, (10_000, 20_000)),
+            (20_000.0, (20_000, 50_000)),
+            (f64::MAX, (1_000_000_000_000_000, 2_000_000_000_000_000)),
+        ] {
+            assert_eq!(bucket(rate), expected, "{rate}");
+        }
+    }
+
+    #[test]
+    fn a_rate_is_what_all_threads_took_at_that_time() {
+        let mut rates = Rates::default();
+        rates.add("a", UnixNs(2_000_000_000), 1_000_000_000, 500);
+        rates.add("a", UnixNs(1_000_000_000), 1_000_000_000, 100);
+        rates.add("b", UnixNs(1_500_000_000), 2_000_000_000, 600);
+        rates.add("b", UnixNs(9_000_000_000), 0, 600);
+        rates.sort();
+        let over = |start_ms: u64, length_ms: u64| rates.over(UnixNs(start_ms * 1_000_000), length_ms * 1_000_000);
+        assert_eq!(over(1_000, 200), 100.0, "thread b had not begun");
+        assert_eq!(over(1_800, 100), 400.0);
+        assert_eq!(over(2_000, 1_000), 800.0);
+        assert_eq!(over(4_000, 1_000), 0.0, "nothing was recorded then");
+        assert_eq!(rates.median(), 800.0);
+    }
+
+    #[test]
+    fn values_stand_in_the_bucket_of_their_load() {
+        let mut by_load = ByLoad::default();
+        let one = |value: u64| {
+            let mut histogram = empty_histogram();
+            histogram.saturating_record(value);
+            histogram
+        };
+        by_load.add(15.0, &one(100));
+        by_load.add(12.0, &one(300));
+        by_load.add(900.0, &one(5_000));
+        let buckets = by_load.buckets();
+        let seen: Vec<_> =
+            buckets.iter().map(|b| (b.from_per_s, b.until_per_s, b.intervals, b.figures.max_ns)).collect();
+        assert_eq!(seen, [(10, 20, 2, 300), (500, 1_000, 1, buckets[1].figures.max_ns)]);
+        assert!(buckets[1].figures.max_ns >= 5_000);
+    }
+}

@@ -1,0 +1,94 @@
+//! How a stage went over time: at most so many stretches of one width, with what stood out in them.
+
+use hdrhistogram::Histogram;
+use mdgw_feeds::time::UnixNs;
+
+use super::figures::{add, empty_histogram};
+
+/// What one stretch of time saw.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Moment {
+    /// Begin of the stretch.
+    pub start: UnixNs,
+    /// End of it.
+    pub end: UnixNs,
+    /// Values in it.
+    pub count: u64,
+    /// Median, ns.
+    pub p50_ns: u64,
+    /// 99th percentile, ns.
+    pub p99_ns: u64,
+    /// Maximum, ns.
+    pub max_ns: u64,
+    /// How many came a second in its busiest interval.
+    pub per_s_max: f64,
+    /// Whether that is [`BURST_FACTOR`] times what is usual, or more.
+    pub is_burst: bool,
+}
+
+/// How many times the median rate of all intervals makes a burst.
+pub const BURST_FACTOR: f64 = 4.0;
+
+/// Points of a timeline: more are not to be told apart in a picture.
+const MOMENTS_MAX: u64 = 240;
+
+/// Puts intervals of all threads into stretches of one width, in the order of time.
+#[derive(Debug)]
+pub(super) struct Timeline {
+    begin: UnixNs,
+    width_ns: u64,
+    per_s_usual: f64,
+    current: Option<Stretch>,
+    moments: Vec<Moment>,
+}
+
+#[derive(Debug)]
+struct Stretch {
+    index: u64,
+    merged: Histogram<u64>,
+    per_s_max: f64,
+}
+
+impl Timeline {
+    /// Over a span that begins at `begin`, of intervals that are no longer than `interval_ns_max`. `per_s_usual`: the
+    /// rate that bursts are measured by.
+    pub(super) fn new(begin: UnixNs, span_ns: u64, interval_ns_max: u64, per_s_usual: f64) -> Self {
+        let width_ns = (span_ns / MOMENTS_MAX + 1).max(interval_ns_max).max(1);
+        Self { begin, width_ns, per_s_usual, current: None, moments: Vec::new() }
+    }
+
+    /// Intervals come sorted by their start.
+    pub(super) fn add(&mut self, start: UnixNs, per_s: f64, histogram: &Histogram<u64>) {
+        let index = start.0.saturating_sub(self.begin.0) / self.width_ns;
+        if self.current.as_ref().is_none_or(|current| current.index != index) {
+            self.close();
+            self.current = Some(Stretch { index, merged: empty_histogram(), per_s_max: 0.0 });
+        }
+        if let Some(current) = &mut self.current {
+            add(&mut current.merged, histogram);
+            current.per_s_max = current.per_s_max.max(per_s);
+        }
+    }
+
+    pub(super) fn into_moments(mut self) -> Vec<Moment> {
+        self.close();
+        self.moments
+    }
+
+    fn close(&mut self) {
+        let Some(Stretch { index, merged, per_s_max }) = self.current.take() else { return };
+        if !merged.is_empty() {
+            let start = UnixNs(self.begin.0.saturating_add(index * self.width_ns));
+            self.moments.push(Moment {
+                start,
+                end: UnixNs(start.0.saturating_add(self.width_ns)),
+                count: merged.len(),
+                p50_ns: merged.value_at_quantile(0.5),
+                p99_ns: merged.value_at_quantile(0.99),
+                max_ns: merged.max(),
+                per_s_max,
+                is_burst: self.per_s_usual > 0.0 && per_s_max >= BURST_FACTOR * self.per_s_usual,
+            });
+        }
+    }
+}
