@@ -24,6 +24,7 @@ use std::{
     net::SocketAddr,
     ops::Range,
     path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use mdgw_feeds::time::TradingDate;
@@ -110,8 +111,21 @@ impl CaptureFile {
     /// # Errors
     /// The file cannot be opened or read, is empty, is no capture, or is a day file of unknown date.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, CaptureError> {
+        Self::open_source(path, options, None)
+    }
+
+    /// Opens a capture that still grows: where it ends, more is waited for until `stop` is set. What was not whole by
+    /// then is told as a file that is cut.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn follow(path: &Path, options: &OpenOptions, stop: Arc<AtomicBool>) -> Result<Self, CaptureError> {
+        Self::open_source(path, options, Some(stop))
+    }
+
+    fn open_source(path: &Path, options: &OpenOptions, follow: Option<Arc<AtomicBool>>) -> Result<Self, CaptureError> {
         let fail = |offset, decompressed, fault| CaptureError { path: path.to_owned(), offset, decompressed, fault };
-        let mut source = ByteSource::open(path).map_err(|error| fail(0, false, CaptureFault::Open(error)))?;
+        let mut source = ByteSource::open(path, follow).map_err(|error| fail(0, false, CaptureFault::Open(error)))?;
         let container = match Container::recognise(&mut source, path, options) {
             Ok(container) => container,
             Err(fault) => return Err(fail(source.offset(), source.is_decompressed(), fault)),

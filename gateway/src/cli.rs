@@ -8,6 +8,7 @@ mod convert;
 mod demo;
 mod diff;
 mod ha;
+mod inspect;
 mod logging;
 mod merge;
 mod replay;
@@ -35,6 +36,7 @@ pub fn run() -> ExitCode {
         Command::Diff(args) => diff::run(&args),
         Command::Ha(args) => ha::run(&args),
         Command::Merge(args) => merge::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Sentinel(args) => sentinel::run(&args),
@@ -90,6 +92,8 @@ enum Command {
     Ha(ha::Args),
     /// Put captures of a channel's lines together: each message once, by the venue's numbers.
     Merge(merge::Args),
+    /// Take captures apart: every packet, every message, field by field.
+    Inspect(inspect::Args),
     /// Play captures and day files: to the wire, or straight into the pipeline.
     Replay(replay::Args),
     /// Run a configuration until SIGTERM or SIGINT; SIGHUP reads again what may change.

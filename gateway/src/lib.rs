@@ -16,6 +16,7 @@ pub mod election;
 pub mod engine;
 pub mod fence;
 pub mod gateway;
+pub mod inspect;
 pub mod merge;
 pub mod net;
 pub mod observe;

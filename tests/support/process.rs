@@ -155,6 +155,15 @@ impl Mdgw {
         found.unwrap_or_else(|| panic!("{}: never said {text:?}, but\n{}", self.title, self.stderr.text()))
     }
 
+    /// Waits until a line of standard output begins with `text`.
+    ///
+    /// # Panics
+    /// When the process ends before, or [`PATIENCE`] does.
+    pub fn prints(&self, text: &str) {
+        let found = self.stdout.wait(|lines| lines.iter().any(|line| line.starts_with(text)).then_some(()));
+        assert!(found.is_some(), "{}: never printed {text:?}, but said\n{}", self.title, self.stderr.text());
+    }
+
     /// What it has said on standard error so far.
     #[must_use]
     pub fn said(&self) -> String {

@@ -80,7 +80,7 @@ wire_struct! {
         /// Number of the first message in the segment; of the next one where there is none.
         first_message_sequence_number: U64 as number,
         /// When the segment was sent, ns since 1970 UTC.
-        send_time: U64 as number,
+        send_time: U64 as unix_ns,
     }
 }
 
@@ -136,6 +136,14 @@ impl<P: MessageProtocol> Transport for IexTp<P> {
 #[must_use]
 pub fn venue_session(session_id: u32, channel_id: u32) -> VenueSession {
     VenueSession((u128::from(session_id) | u128::from(channel_id) << 32).to_le_bytes())
+}
+
+/// The stream's number out of the opaque form of a numbering's name.
+#[inline]
+#[must_use]
+pub fn channel_id(session: VenueSession) -> u32 {
+    let [_, _, _, _, a, b, c, d, ..] = session.0;
+    u32::from_le_bytes([a, b, c, d])
 }
 
 /// What stays the same over all segments of a stream.

@@ -12,33 +12,62 @@ use zerocopy::{big_endian, little_endian};
 /// Raw content of one field: what is on the wire, without scaling or meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FieldValue<'a> {
-    /// A number: count, identifier, price, time.
+    /// A number: count, identifier.
     Number(i128),
+    /// A price: so many units of the last of its decimals.
+    Price {
+        /// As on the wire.
+        raw: i128,
+        /// How many of its digits stand behind the point.
+        decimals: u8,
+    },
+    /// A time.
+    Time {
+        /// As on the wire.
+        raw: i128,
+        /// What it counts, from when.
+        scale: TimeScale,
+    },
     /// One character, or a small number that stands for a case.
     Code(u8),
     /// Bits with a meaning each.
     Bits(u8),
     /// Text without the spaces and NULs behind it.
     Text(&'a [u8]),
+    /// Name of an instrument, without the spaces and NULs behind it.
+    Symbol(&'a [u8]),
     /// Bytes without a meaning.
     Opaque(&'a [u8]),
+}
+
+/// What a venue's time counts, from when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TimeScale {
+    /// Nanoseconds since 1970 UTC.
+    UnixNs,
+    /// Seconds since 1970 UTC.
+    UnixS,
+    /// Nanoseconds since midnight, New York.
+    MidnightNs,
+    /// Seconds since midnight, New York.
+    MidnightS,
 }
 
 impl fmt::Display for FieldValue<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::Number(number) => write!(f, "{number}"),
+            Self::Number(raw) | Self::Price { raw, .. } | Self::Time { raw, .. } => write!(f, "{raw}"),
             Self::Code(code) if code.is_ascii_graphic() => write!(f, "'{}'", char::from(code)),
             Self::Code(code) => write!(f, "{code}"),
             Self::Bits(bits) => write!(f, "{bits:#04x}"),
-            Self::Text(text) => write!(f, "\"{}\"", text.escape_ascii()),
+            Self::Text(text) | Self::Symbol(text) => write!(f, "\"{}\"", text.escape_ascii()),
             Self::Opaque(bytes) => bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}")),
         }
     }
 }
 
-/// What is shown of a message: its fields in the order of the specification, the message type left out. For people
-/// and tests, not for the hot path.
+/// What is shown of a message: its fields with the names and in the order of the specification (a name's unit, such as
+/// `_e4`, is ours and left out), the message type left out. For people and tests, not for the hot path.
 pub trait Fields {
     /// Hands each field's name and content to `visit`.
     fn fields(&self, visit: &mut dyn FnMut(&'static str, FieldValue<'_>));
@@ -49,6 +78,11 @@ pub trait Fields {
 pub fn trimmed(text: &[u8]) -> &[u8] {
     let padding = text.iter().rev().take_while(|byte| matches!(byte, b' ' | 0)).count();
     text.get(..text.len().saturating_sub(padding)).unwrap_or_default()
+}
+
+/// A field's name without the unit that we put behind it.
+pub(crate) fn without_unit(name: &'static str, unit: &str) -> &'static str {
+    name.strip_suffix(unit).unwrap_or(name)
 }
 
 /// A 48-bit big-endian number, such as Nasdaq's nanoseconds since midnight.
@@ -88,6 +122,13 @@ impl WireNumber for u8 {
     }
 }
 
+/// Big-endian.
+impl WireNumber for [u8; 6] {
+    fn wide(&self) -> i128 {
+        i128::from(u48_be(*self))
+    }
+}
+
 /// A struct on the wire, its size pinned, its fields listed.
 ///
 /// ```text
@@ -101,8 +142,8 @@ impl WireNumber for u8 {
 ///     }
 /// }
 /// ```
-/// Kinds: `message_type` (not listed), `number`, `code`, `bits`, `text`, `opaque`, `u48` (big-endian, six bytes),
-/// `fields` (a struct of its own).
+/// Kinds: `message_type` (not listed), `number`, `code`, `bits`, `text`, `symbol`, `opaque`, `fields` (a struct of its
+/// own); prices `e4` and `e8`; times `unix_ns`, `unix_s`, `midnight_ns`, `midnight_s`.
 macro_rules! wire_struct {
     (
         $(#[$attribute:meta])*
@@ -138,9 +179,39 @@ macro_rules! wire_field {
     ($visit:ident, $name:expr, $value:expr, number) => {
         $visit($name, $crate::venue::wire::FieldValue::Number($crate::venue::wire::WireNumber::wide(&$value)))
     };
-    ($visit:ident, $name:expr, $value:expr, u48) => {
-        $visit($name, $crate::venue::wire::FieldValue::Number(i128::from($crate::venue::wire::u48_be($value))))
+    ($visit:ident, $name:expr, $value:expr, e4) => {
+        $crate::venue::wire::wire_field!($visit, $name, $value, price "_e4" 4)
     };
+    ($visit:ident, $name:expr, $value:expr, e8) => {
+        $crate::venue::wire::wire_field!($visit, $name, $value, price "_e8" 8)
+    };
+    ($visit:ident, $name:expr, $value:expr, unix_ns) => {
+        $crate::venue::wire::wire_field!($visit, $name, $value, time "_ns" UnixNs)
+    };
+    ($visit:ident, $name:expr, $value:expr, unix_s) => {
+        $crate::venue::wire::wire_field!($visit, $name, $value, time "_s" UnixS)
+    };
+    ($visit:ident, $name:expr, $value:expr, midnight_ns) => {
+        $crate::venue::wire::wire_field!($visit, $name, $value, time "_ns" MidnightNs)
+    };
+    ($visit:ident, $name:expr, $value:expr, midnight_s) => {
+        $crate::venue::wire::wire_field!($visit, $name, $value, time "_s" MidnightS)
+    };
+    ($visit:ident, $name:expr, $value:expr, price $unit:literal $decimals:literal) => {{
+        let raw = $crate::venue::wire::WireNumber::wide(&$value);
+        $visit(
+            $crate::venue::wire::without_unit($name, $unit),
+            $crate::venue::wire::FieldValue::Price { raw, decimals: $decimals },
+        )
+    }};
+    ($visit:ident, $name:expr, $value:expr, time $unit:literal $scale:ident) => {{
+        let (raw, scale) =
+            ($crate::venue::wire::WireNumber::wide(&$value), $crate::venue::wire::TimeScale::$scale);
+        $visit(
+            $crate::venue::wire::without_unit($name, $unit),
+            $crate::venue::wire::FieldValue::Time { raw, scale },
+        )
+    }};
     ($visit:ident, $name:expr, $value:expr, code) => {
         $visit($name, $crate::venue::wire::FieldValue::Code($value))
     };
@@ -149,6 +220,9 @@ macro_rules! wire_field {
     };
     ($visit:ident, $name:expr, $value:expr, text) => {
         $visit($name, $crate::venue::wire::FieldValue::Text($crate::venue::wire::trimmed(&$value)))
+    };
+    ($visit:ident, $name:expr, $value:expr, symbol) => {
+        $visit($name, $crate::venue::wire::FieldValue::Symbol($crate::venue::wire::trimmed(&$value)))
     };
     ($visit:ident, $name:expr, $value:expr, opaque) => {
         $visit($name, $crate::venue::wire::FieldValue::Opaque(zerocopy::IntoBytes::as_bytes(&$value)))
@@ -306,6 +380,9 @@ mod tests {
     fn values_are_shown_raw() {
         let shown = [
             FieldValue::Number(-5),
+            FieldValue::Price { raw: 12_345, decimals: 4 },
+            FieldValue::Time { raw: 7, scale: TimeScale::MidnightNs },
+            FieldValue::Symbol(b"AB"),
             FieldValue::Code(b'A'),
             FieldValue::Code(0),
             FieldValue::Bits(0xc0),
@@ -313,6 +390,6 @@ mod tests {
             FieldValue::Opaque(&[0, 255]),
         ]
         .map(|value| value.to_string());
-        assert_eq!(shown, ["-5", "'A'", "0", "0xc0", r#""A\"B\x07""#, "00ff"]);
+        assert_eq!(shown, ["-5", "12345", "7", "\"AB\"", "'A'", "0", "0xc0", r#""A\"B\x07""#, "00ff"]);
     }
 }

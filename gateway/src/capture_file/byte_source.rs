@@ -7,8 +7,10 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
+    thread,
+    time::Duration,
 };
 
 use super::{CaptureFault, FRAME_BYTES_MAX};
@@ -30,9 +32,10 @@ pub(super) struct ByteSource {
 }
 
 impl ByteSource {
-    pub(super) fn open(path: &Path) -> io::Result<Self> {
+    /// With `follow`, the end of the file is waited at for more, until that is set.
+    pub(super) fn open(path: &Path, follow: Option<Arc<AtomicBool>>) -> io::Result<Self> {
         let file_bytes_read = Arc::new(AtomicU64::new(0));
-        let file = Counted { file: File::open(path)?, bytes: Arc::clone(&file_bytes_read) };
+        let file = Counted { file: File::open(path)?, bytes: Arc::clone(&file_bytes_read), follow };
         let mut file = BufReader::with_capacity(READ_BYTES, file);
         let (reader, decompressed): (Box<dyn Read + Send>, bool) = match file.fill_buf()? {
             [0x1f, 0x8b, ..] => (Box::new(flate2::bufread::MultiGzDecoder::new(file)), true),
@@ -163,17 +166,27 @@ impl fmt::Debug for ByteSource {
 struct Counted {
     file: File,
     bytes: Arc<AtomicU64>,
+    /// The file grows until this is set.
+    follow: Option<Arc<AtomicBool>>,
 }
 
 impl Read for Counted {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.file.read(buffer)?;
-        self.bytes.fetch_add(count as u64, Relaxed);
-        Ok(count)
+        loop {
+            let count = self.file.read(buffer)?;
+            let is_waiting = self.follow.as_ref().is_some_and(|stop| !stop.load(Relaxed));
+            if count > 0 || buffer.is_empty() || !is_waiting {
+                self.bytes.fetch_add(count as u64, Relaxed);
+                return Ok(count);
+            }
+            thread::sleep(FOLLOW_EVERY);
+        }
     }
 }
 
 /// One read of the file. A larger read than this goes past the inner buffer straight to the file.
 const READ_BYTES: usize = 64 * 1024;
+/// How often a file that grows is looked at.
+const FOLLOW_EVERY: Duration = Duration::from_millis(20);
 /// Holds the largest frame with what encloses it, and stays within the second-level cache.
 const BUFFER_BYTES: usize = 2 * FRAME_BYTES_MAX;

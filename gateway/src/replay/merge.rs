@@ -141,7 +141,8 @@ impl Merge {
 
 impl Window {
     /// Half-open bounds of the window in a capture that begins at `first_ns`.
-    fn bounds_ns(&self, first_ns: u64) -> (u64, u64) {
+    #[must_use]
+    pub fn bounds_ns(&self, first_ns: u64) -> (u64, u64) {
         (
             self.from.map_or(0, |from| from.resolve(first_ns)),
             self.until.map_or(u64::MAX, |until| until.resolve(first_ns)),

@@ -34,7 +34,7 @@ impl fmt::Display for Latency {
 
 /// A count with separators.
 #[derive(Clone, Copy)]
-pub(super) struct Count(pub(super) u64);
+pub(crate) struct Count(pub(crate) u64);
 
 impl fmt::Display for Count {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

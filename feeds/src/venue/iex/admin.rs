@@ -38,7 +38,7 @@ wire_struct! {
         /// hours, `E` end of system hours, `C` end of messages.
         system_event: u8 as code,
         /// Since 1970 UTC.
-        timestamp_ns: I64 as number,
+        timestamp_ns: I64 as unix_ns,
     }
 }
 
@@ -50,13 +50,13 @@ wire_struct! {
         /// Bit 7 test security, 6 when-issued, 5 exchange-traded product.
         flags: u8 as bits,
         /// Since 1970 UTC.
-        timestamp_ns: I64 as number,
+        timestamp_ns: I64 as unix_ns,
         /// Symbol.
-        symbol: [u8; 8] as text,
+        symbol: [u8; 8] as symbol,
         /// Shares of a round lot.
         round_lot_size: U32 as number,
         /// Previous official closing price, adjusted for corporate actions, 1e-4 dollars.
-        adjusted_poc_price_e4: I64 as number,
+        adjusted_poc_price_e4: I64 as e4,
         /// Tier under the Limit Up - Limit Down plan; 0 not applicable.
         luld_tier: u8 as number,
     }
@@ -70,9 +70,9 @@ wire_struct! {
         /// `H` halted, `O` order acceptance period, `P` paused with order acceptance, `T` trading.
         trading_status: u8 as code,
         /// Since 1970 UTC.
-        timestamp_ns: I64 as number,
+        timestamp_ns: I64 as unix_ns,
         /// Symbol.
-        symbol: [u8; 8] as text,
+        symbol: [u8; 8] as symbol,
         /// Code of the reason.
         reason: [u8; 4] as text,
     }
@@ -86,9 +86,9 @@ wire_struct! {
         /// `A` buy interest, `B` sell interest, `C` both, space none.
         retail_liquidity_indicator: u8 as code,
         /// Since 1970 UTC.
-        timestamp_ns: I64 as number,
+        timestamp_ns: I64 as unix_ns,
         /// Symbol.
-        symbol: [u8; 8] as text,
+        symbol: [u8; 8] as symbol,
     }
 }
 
@@ -100,9 +100,9 @@ wire_struct! {
         /// `O` halted on IEX, `N` not halted.
         operational_halt_status: u8 as code,
         /// Since 1970 UTC.
-        timestamp_ns: I64 as number,
+        timestamp_ns: I64 as unix_ns,
         /// Symbol.
-        symbol: [u8; 8] as text,
+        symbol: [u8; 8] as symbol,
     }
 }
 
@@ -114,9 +114,9 @@ wire_struct! {
         /// 0 not in effect, 1 in effect.
         short_sale_price_test_status: u8 as number,
         /// Since 1970 UTC.
-        timestamp_ns: I64 as number,
+        timestamp_ns: I64 as unix_ns,
         /// Symbol.
-        symbol: [u8; 8] as text,
+        symbol: [u8; 8] as symbol,
         /// `A` activated, `C` continued, `D` deactivated, space no price test, `N` not available.
         detail: u8 as code,
     }
@@ -130,13 +130,13 @@ wire_struct! {
         /// Bit 7 intermarket sweep, 6 extended hours, 5 odd lot, 4 trade-through exempt, 3 single-price cross.
         sale_condition_flags: u8 as bits,
         /// Since 1970 UTC.
-        timestamp_ns: I64 as number,
+        timestamp_ns: I64 as unix_ns,
         /// Symbol.
-        symbol: [u8; 8] as text,
+        symbol: [u8; 8] as symbol,
         /// Shares.
         size: U32 as number,
         /// 1e-4 dollars.
-        price_e4: I64 as number,
+        price_e4: I64 as e4,
         /// Unique for the day.
         trade_id: I64 as number,
     }
@@ -158,11 +158,11 @@ wire_struct! {
         /// `Q` official opening price, `M` official closing price.
         price_type: u8 as code,
         /// Since 1970 UTC.
-        timestamp_ns: I64 as number,
+        timestamp_ns: I64 as unix_ns,
         /// Symbol.
-        symbol: [u8; 8] as text,
+        symbol: [u8; 8] as symbol,
         /// 1e-4 dollars.
-        official_price_e4: I64 as number,
+        official_price_e4: I64 as e4,
     }
 }
 
@@ -174,15 +174,15 @@ wire_struct! {
         /// `O` opening, `C` closing, `I` offering, `H` halt, `V` volatility.
         auction_type: u8 as code,
         /// Since 1970 UTC.
-        timestamp_ns: I64 as number,
+        timestamp_ns: I64 as unix_ns,
         /// Symbol.
-        symbol: [u8; 8] as text,
+        symbol: [u8; 8] as symbol,
         /// Shares that would match at the reference price.
         paired_shares: U32 as number,
         /// 1e-4 dollars.
-        reference_price_e4: I64 as number,
+        reference_price_e4: I64 as e4,
         /// Clearing price with the continuous book, 1e-4 dollars.
-        indicative_clearing_price_e4: I64 as number,
+        indicative_clearing_price_e4: I64 as e4,
         /// Shares that would be left over.
         imbalance_shares: U32 as number,
         /// `B`, `S`, `N` none.
@@ -190,15 +190,15 @@ wire_struct! {
         /// How many times the auction was extended.
         extension_number: u8 as number,
         /// When it will match, seconds since 1970 UTC.
-        scheduled_auction_time_s: U32 as number,
+        scheduled_auction_time_s: U32 as unix_s,
         /// Clearing price of the auction's orders alone, 1e-4 dollars.
-        auction_book_clearing_price_e4: I64 as number,
+        auction_book_clearing_price_e4: I64 as e4,
         /// Reference price that the collars are set from, 1e-4 dollars.
-        collar_reference_price_e4: I64 as number,
+        collar_reference_price_e4: I64 as e4,
         /// Lowest price of the auction, 1e-4 dollars.
-        lower_auction_collar_e4: I64 as number,
+        lower_auction_collar_e4: I64 as e4,
         /// Highest price of the auction, 1e-4 dollars.
-        upper_auction_collar_e4: I64 as number,
+        upper_auction_collar_e4: I64 as e4,
     }
 }
 

@@ -28,9 +28,9 @@ wire_struct! {
         /// `O` opening process complete, `C` closing process complete.
         security_event: u8 as code,
         /// Since 1970 UTC.
-        timestamp_ns: I64 as number,
+        timestamp_ns: I64 as unix_ns,
         /// Symbol.
-        symbol: [u8; 8] as text,
+        symbol: [u8; 8] as symbol,
     }
 }
 
@@ -42,13 +42,13 @@ wire_struct! {
         /// Bit 0: the event is complete; until then the book is in transition and is not to be shown.
         event_flags: u8 as bits,
         /// Since 1970 UTC.
-        timestamp_ns: I64 as number,
+        timestamp_ns: I64 as unix_ns,
         /// Symbol.
-        symbol: [u8; 8] as text,
+        symbol: [u8; 8] as symbol,
         /// Shares at the level from now on; 0 removes it.
         size: U32 as number,
         /// 1e-4 dollars.
-        price_e4: I64 as number,
+        price_e4: I64 as e4,
     }
 }
 

@@ -35,7 +35,7 @@ fn check_both(parts: &[&[u8]], wanted: &str) {
 }
 
 fn spelled_out(wanted: &str) -> String {
-    wanted.replace('@', "timestamp_ns=1471980632572716000").replace('$', "symbol=\"ZIEXT\"")
+    wanted.replace('@', "timestamp=1471980632572716000").replace('$', "symbol=\"ZIEXT\"")
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn administrative_messages_decode_in_both_feeds() {
     check_both(&[b"S", b"R", &TIME], "SystemEvent system_event='R' @");
     check_both(
         &[b"D", &[0x80], &TIME, SYMBOL, &100_u32.to_le_bytes(), &PRICE, &[1]],
-        "SecurityDirectory flags=0x80 @ $ round_lot_size=100 adjusted_poc_price_e4=990500 luld_tier=1",
+        "SecurityDirectory flags=0x80 @ $ round_lot_size=100 adjusted_poc_price=990500 luld_tier=1",
     );
     check_both(&[b"H", b"H", &TIME, SYMBOL, b"T1  "], "TradingStatus trading_status='H' @ $ reason=\"T1\"");
     check_both(&[b"I", b"A", &TIME, SYMBOL], "RetailLiquidityIndicator retail_liquidity_indicator='A' @ $");
@@ -52,7 +52,7 @@ fn administrative_messages_decode_in_both_feeds() {
         &[b"P", &[1], &TIME, SYMBOL, b"A"],
         "ShortSalePriceTestStatus short_sale_price_test_status=1 @ $ detail='A'",
     );
-    check_both(&[b"X", b"Q", &TIME, SYMBOL, &PRICE], "OfficialPrice price_type='Q' @ $ official_price_e4=990500");
+    check_both(&[b"X", b"Q", &TIME, SYMBOL, &PRICE], "OfficialPrice price_type='Q' @ $ official_price=990500");
     check_both(
         &[
             b"A",
@@ -71,17 +71,17 @@ fn administrative_messages_decode_in_both_feeds() {
             &5_i64.to_le_bytes(),
             &6_i64.to_le_bytes(),
         ],
-        "AuctionInformation auction_type='C' @ $ paired_shares=100000 reference_price_e4=990500 \
-         indicative_clearing_price_e4=1 imbalance_shares=10000 imbalance_side='B' extension_number=2 \
-         scheduled_auction_time_s=1471981200 auction_book_clearing_price_e4=3 collar_reference_price_e4=4 \
-         lower_auction_collar_e4=5 upper_auction_collar_e4=6",
+        "AuctionInformation auction_type='C' @ $ paired_shares=100000 reference_price=990500 \
+         indicative_clearing_price=1 imbalance_shares=10000 imbalance_side='B' extension_number=2 \
+         scheduled_auction_time=1471981200 auction_book_clearing_price=3 collar_reference_price=4 \
+         lower_auction_collar=5 upper_auction_collar=6",
     );
 }
 
 #[test]
 fn trades_decode_in_both_feeds() {
     let body = [&[0x40][..], &TIME, SYMBOL, &100_u32.to_le_bytes(), &PRICE, &429_974_i64.to_le_bytes()].concat();
-    let fields = "sale_condition_flags=0x40 @ $ size=100 price_e4=990500 trade_id=429974";
+    let fields = "sale_condition_flags=0x40 @ $ size=100 price=990500 trade_id=429974";
     check_both(&[b"T", &body], &format!("TradeReport {fields}"));
     check_both(&[b"B", &body], &format!("TradeBreak {fields}"));
 }
@@ -98,7 +98,7 @@ fn quotes_are_of_tops_alone() {
         &1_000_u32.to_le_bytes(),
     ]
     .concat();
-    let wanted = "QuoteUpdate flags=0x40 @ $ bid_size=9700 bid_price_e4=990500 ask_price_e4=990700 ask_size=1000";
+    let wanted = "QuoteUpdate flags=0x40 @ $ bid_size=9700 bid_price=990500 ask_price=990700 ask_size=1000";
     assert_eq!(tops(&quote), Ok(spelled_out(wanted)));
     assert_eq!(deep(&quote), Err(DropReason::MessageTypeUnknown));
 }
@@ -106,7 +106,7 @@ fn quotes_are_of_tops_alone() {
 #[test]
 fn price_levels_and_security_events_are_of_deep_alone() {
     let level = [&[1][..], &TIME, SYMBOL, &9_700_u32.to_le_bytes(), &PRICE].concat();
-    let fields = "event_flags=0x01 @ $ size=9700 price_e4=990500";
+    let fields = "event_flags=0x01 @ $ size=9700 price=990500";
     for (code, name) in [(b"8", "PriceLevelUpdateBuy"), (b"5", "PriceLevelUpdateSell")] {
         let bytes = [code, level.as_slice()].concat();
         assert_eq!(deep(&bytes), Ok(spelled_out(&format!("{name} {fields}"))));

@@ -25,15 +25,15 @@ wire_struct! {
         /// Bit 7: the symbol is not active on IEX; bit 6: outside of regular market hours.
         flags: u8 as bits,
         /// Since 1970 UTC.
-        timestamp_ns: I64 as number,
+        timestamp_ns: I64 as unix_ns,
         /// Symbol.
-        symbol: [u8; 8] as text,
+        symbol: [u8; 8] as symbol,
         /// Shares at the best bid; 0 when there is none.
         bid_size: U32 as number,
         /// 1e-4 dollars; 0 when there is no bid.
-        bid_price_e4: I64 as number,
+        bid_price_e4: I64 as e4,
         /// 1e-4 dollars; 0 when there is no offer.
-        ask_price_e4: I64 as number,
+        ask_price_e4: I64 as e4,
         /// Shares at the best offer; 0 when there is none.
         ask_size: U32 as number,
     }

@@ -161,7 +161,7 @@ macro_rules! itch_message {
                 /// Nasdaq's own.
                 tracking_number: U16 as number,
                 /// Since midnight, New York.
-                timestamp_ns: [u8; 6] as u48,
+                timestamp_ns: [u8; 6] as midnight_ns,
                 $($fields)*
             }
         }
@@ -182,7 +182,7 @@ itch_message! {
     /// Stock Directory (`R`). 39 bytes.
     pub struct StockDirectory: 39 bytes {
         /// Symbol.
-        stock: [u8; 8] as text,
+        stock: [u8; 8] as symbol,
         /// Listing market or tier: `Q` `G` `S` (Nasdaq), `N` (NYSE), `A` (NYSE American), `P` (NYSE Arca), `Z` (Cboe BZX),
         /// `V` (IEX), space (not available).
         market_category: u8 as code,
@@ -217,7 +217,7 @@ itch_message! {
     /// Stock Trading Action (`H`). 25 bytes.
     pub struct StockTradingAction: 25 bytes {
         /// Symbol.
-        stock: [u8; 8] as text,
+        stock: [u8; 8] as symbol,
         /// `H` halted, `P` paused, `Q` quotation only, `T` trading.
         trading_state: u8 as code,
         /// Reserved.
@@ -231,7 +231,7 @@ itch_message! {
     /// Reg SHO Short Sale Price Test Restricted Indicator (`Y`). 20 bytes.
     pub struct RegShoRestriction: 20 bytes {
         /// Symbol.
-        stock: [u8; 8] as text,
+        stock: [u8; 8] as symbol,
         /// `0` no restriction, `1` in effect after an intraday drop, `2` still in effect.
         reg_sho_action: u8 as code,
     }
@@ -243,7 +243,7 @@ itch_message! {
         /// Who.
         mpid: [u8; 4] as text,
         /// Symbol.
-        stock: [u8; 8] as text,
+        stock: [u8; 8] as symbol,
         /// `Y` or `N`.
         primary_market_maker: u8 as code,
         /// `N` normal, `P` passive, `S` syndicate, `R` pre-syndicate, `L` penalty.
@@ -257,11 +257,11 @@ itch_message! {
     /// MWCB Decline Level Message (`V`). 35 bytes.
     pub struct MwcbDeclineLevel: 35 bytes {
         /// Index value of a level 1 breach, 1e-8.
-        level_1_e8: U64 as number,
+        level_1_e8: U64 as e8,
         /// Index value of a level 2 breach, 1e-8.
-        level_2_e8: U64 as number,
+        level_2_e8: U64 as e8,
         /// Index value of a level 3 breach, 1e-8.
-        level_3_e8: U64 as number,
+        level_3_e8: U64 as e8,
     }
 }
 
@@ -277,13 +277,13 @@ itch_message! {
     /// Quoting Period Update (`K`). 28 bytes.
     pub struct IpoQuotingPeriodUpdate: 28 bytes {
         /// Symbol.
-        stock: [u8; 8] as text,
+        stock: [u8; 8] as symbol,
         /// When the quotation period begins, seconds since midnight, New York.
-        ipo_quotation_release_time_s: U32 as number,
+        ipo_quotation_release_time_s: U32 as midnight_s,
         /// `A` anticipated, `C` cancelled or postponed.
         ipo_quotation_release_qualifier: u8 as code,
         /// Price of the offering, 1e-4 dollars.
-        ipo_price_e4: U32 as number,
+        ipo_price_e4: U32 as e4,
     }
 }
 
@@ -291,13 +291,13 @@ itch_message! {
     /// Limit Up - Limit Down (LULD) Auction Collar (`J`). 35 bytes.
     pub struct LuldAuctionCollar: 35 bytes {
         /// Symbol.
-        stock: [u8; 8] as text,
+        stock: [u8; 8] as symbol,
         /// Reference price that the collars are set from, 1e-4 dollars.
-        auction_collar_reference_price_e4: U32 as number,
+        auction_collar_reference_price_e4: U32 as e4,
         /// Highest price of the auction, 1e-4 dollars.
-        upper_auction_collar_price_e4: U32 as number,
+        upper_auction_collar_price_e4: U32 as e4,
         /// Lowest price of the auction, 1e-4 dollars.
-        lower_auction_collar_price_e4: U32 as number,
+        lower_auction_collar_price_e4: U32 as e4,
         /// How many times the auction was extended.
         auction_collar_extension: U32 as number,
     }
@@ -307,7 +307,7 @@ itch_message! {
     /// Operational Halt (`h`). 21 bytes.
     pub struct OperationalHalt: 21 bytes {
         /// Symbol.
-        stock: [u8; 8] as text,
+        stock: [u8; 8] as symbol,
         /// Where: `Q` Nasdaq, `B` BX, `X` PSX.
         market_code: u8 as code,
         /// `H` halted, `T` lifted.
@@ -325,9 +325,9 @@ itch_message! {
         /// Shares.
         shares: U32 as number,
         /// Symbol.
-        stock: [u8; 8] as text,
+        stock: [u8; 8] as symbol,
         /// 1e-4 dollars.
-        price_e4: U32 as number,
+        price_e4: U32 as e4,
     }
 }
 
@@ -380,7 +380,7 @@ itch_message! {
         /// has no other.
         printable: u8 as code,
         /// 1e-4 dollars.
-        execution_price_e4: U32 as number,
+        execution_price_e4: U32 as e4,
     }
 }
 
@@ -419,7 +419,7 @@ itch_message! {
         /// Shares of the new order.
         shares: U32 as number,
         /// Price of the new order, 1e-4 dollars.
-        price_e4: U32 as number,
+        price_e4: U32 as e4,
     }
 }
 
@@ -433,9 +433,9 @@ itch_message! {
         /// Shares.
         shares: U32 as number,
         /// Symbol.
-        stock: [u8; 8] as text,
+        stock: [u8; 8] as symbol,
         /// 1e-4 dollars.
-        price_e4: U32 as number,
+        price_e4: U32 as e4,
         /// Number of the match, unique for the day.
         match_number: U64 as number,
     }
@@ -447,9 +447,9 @@ itch_message! {
         /// Shares matched; 0 when the cross matched nothing.
         shares: U64 as number,
         /// Symbol.
-        stock: [u8; 8] as text,
+        stock: [u8; 8] as symbol,
         /// 1e-4 dollars.
-        cross_price_e4: U32 as number,
+        cross_price_e4: U32 as e4,
         /// Number of the match, unique for the day.
         match_number: U64 as number,
         /// `O` opening, `C` closing, `H` for halted or paused stocks and offerings, `I` intraday.
@@ -475,13 +475,13 @@ itch_message! {
         /// `B`, `S`, `N` none, `O` too few orders, `P` paused.
         imbalance_direction: u8 as code,
         /// Symbol.
-        stock: [u8; 8] as text,
+        stock: [u8; 8] as symbol,
         /// Clearing price of the auction's orders alone, 1e-4 dollars; 0 when there is none.
-        far_price_e4: U32 as number,
+        far_price_e4: U32 as e4,
         /// Clearing price with the continuous book, 1e-4 dollars; 0 when there is none.
-        near_price_e4: U32 as number,
+        near_price_e4: U32 as e4,
         /// 1e-4 dollars.
-        current_reference_price_e4: U32 as number,
+        current_reference_price_e4: U32 as e4,
         /// `O` opening, `C` closing, `H` for halted or paused stocks and offerings, `A` extended trading close.
         cross_type: u8 as code,
         /// How far the near price lies from the reference price: `L` less than 1 %, `1` to `9`, `A` to `C`, space.
@@ -493,7 +493,7 @@ itch_message! {
     /// Retail Price Improvement Indicator (`N`). 20 bytes.
     pub struct RetailPriceImprovementIndicator: 20 bytes {
         /// Symbol.
-        stock: [u8; 8] as text,
+        stock: [u8; 8] as symbol,
         /// `B`, `S`, `A` both sides, `N` none.
         interest_flag: u8 as code,
     }
@@ -503,21 +503,21 @@ itch_message! {
     /// Direct Listing with Capital Raise Price Discovery Message (`O`). 48 bytes.
     pub struct DirectListingWithCapitalRaise: 48 bytes {
         /// Symbol.
-        stock: [u8; 8] as text,
+        stock: [u8; 8] as symbol,
         /// `Y` when the security may be released for trading.
         open_eligibility_status: u8 as code,
         /// Lowest price that the registration allows, 1e-4 dollars.
-        minimum_allowable_price_e4: U32 as number,
+        minimum_allowable_price_e4: U32 as e4,
         /// Highest price that the registration allows, 1e-4 dollars.
-        maximum_allowable_price_e4: U32 as number,
+        maximum_allowable_price_e4: U32 as e4,
         /// Reference price, 1e-4 dollars.
-        near_execution_price_e4: U32 as number,
+        near_execution_price_e4: U32 as e4,
         /// When the reference price was set, ns since midnight, New York.
-        near_execution_time_ns: U64 as number,
+        near_execution_time_ns: U64 as midnight_ns,
         /// Lowest price of the cross, 1e-4 dollars.
-        lower_price_range_collar_e4: U32 as number,
+        lower_price_range_collar_e4: U32 as e4,
         /// Highest price of the cross, 1e-4 dollars.
-        upper_price_range_collar_e4: U32 as number,
+        upper_price_range_collar_e4: U32 as e4,
     }
 }
 

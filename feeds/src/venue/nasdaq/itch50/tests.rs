@@ -25,7 +25,7 @@ fn check(code: u8, body: &[&[u8]], wanted: &str) {
     let mut listed = message.name().to_owned();
     message.fields(&mut |name, value| listed.push_str(&format!(" {name}={value}")));
     let (name, fields) = wanted.split_once(' ').unwrap();
-    let common = "stock_locate=13 tracking_number=2 timestamp_ns=34200000000001";
+    let common = "stock_locate=13 tracking_number=2 timestamp=34200000000001";
     assert_eq!(listed, format!("{name} {common} {fields}"));
     assert_eq!(message.as_bytes().as_ptr_range(), bytes.as_slice().as_ptr_range());
     assert_eq!((message.stock_locate(), message.timestamp_ns()), (13, 34_200_000_000_001));
@@ -72,20 +72,20 @@ fn messages_about_market_and_stocks_decode() {
     check(
         b'V',
         &[&400_000_000_000_u64.to_be_bytes(), &2_u64.to_be_bytes(), &1_u64.to_be_bytes()],
-        "MwcbDeclineLevel level_1_e8=400000000000 level_2_e8=2 level_3_e8=1",
+        "MwcbDeclineLevel level_1=400000000000 level_2=2 level_3=1",
     );
     check(b'W', &[b"3"], "MwcbStatus breached_level='3'");
     check(
         b'K',
         &[b"ZXZZT   ", &36_000_u32.to_be_bytes(), b"A", &[0, 1, 0, 0]],
-        "IpoQuotingPeriodUpdate stock=\"ZXZZT\" ipo_quotation_release_time_s=36000 \
-         ipo_quotation_release_qualifier='A' ipo_price_e4=65536",
+        "IpoQuotingPeriodUpdate stock=\"ZXZZT\" ipo_quotation_release_time=36000 \
+         ipo_quotation_release_qualifier='A' ipo_price=65536",
     );
     check(
         b'J',
         &[b"ZXZZT   ", &[0, 0, 1, 0], &[0, 0, 1, 1], &[0, 0, 0, 255], &[0, 0, 0, 7]],
-        "LuldAuctionCollar stock=\"ZXZZT\" auction_collar_reference_price_e4=256 upper_auction_collar_price_e4=257 \
-         lower_auction_collar_price_e4=255 auction_collar_extension=7",
+        "LuldAuctionCollar stock=\"ZXZZT\" auction_collar_reference_price=256 upper_auction_collar_price=257 \
+         lower_auction_collar_price=255 auction_collar_extension=7",
     );
     check(
         b'h',
@@ -101,13 +101,13 @@ fn messages_about_orders_decode() {
         b'A',
         &[&order, b"S", &300_u32.to_be_bytes(), b"ZXZZT   ", &1_234_500_u32.to_be_bytes()],
         "AddOrder order_reference_number=72623859790382856 buy_sell_indicator='S' shares=300 stock=\"ZXZZT\" \
-         price_e4=1234500",
+         price=1234500",
     );
     check(
         b'F',
         &[&order, b"B", &300_u32.to_be_bytes(), b"ZXZZT   ", &1_234_500_u32.to_be_bytes(), b"MAKR"],
         "AddOrderMpid order_reference_number=72623859790382856 buy_sell_indicator='B' shares=300 stock=\"ZXZZT\" \
-         price_e4=1234500 attribution=\"MAKR\"",
+         price=1234500 attribution=\"MAKR\"",
     );
     check(
         b'E',
@@ -118,7 +118,7 @@ fn messages_about_orders_decode() {
         b'C',
         &[&order, &100_u32.to_be_bytes(), &9_u64.to_be_bytes(), b"N", &10_000_u32.to_be_bytes()],
         "OrderExecutedWithPrice order_reference_number=72623859790382856 executed_shares=100 match_number=9 \
-         printable='N' execution_price_e4=10000",
+         printable='N' execution_price=10000",
     );
     check(
         b'X',
@@ -130,7 +130,7 @@ fn messages_about_orders_decode() {
         b'U',
         &[&order, &5_u64.to_be_bytes(), &u32::MAX.to_be_bytes(), &1_u32.to_be_bytes()],
         "OrderReplace original_order_reference_number=72623859790382856 new_order_reference_number=5 \
-         shares=4294967295 price_e4=1",
+         shares=4294967295 price=1",
     );
 }
 
@@ -139,13 +139,13 @@ fn messages_about_trades_and_auctions_decode() {
     check(
         b'P',
         &[&[0; 8], b"B", &100_u32.to_be_bytes(), b"ZXZZT   ", &10_000_u32.to_be_bytes(), &9_u64.to_be_bytes()],
-        "NonCrossTrade order_reference_number=0 buy_sell_indicator='B' shares=100 stock=\"ZXZZT\" price_e4=10000 \
+        "NonCrossTrade order_reference_number=0 buy_sell_indicator='B' shares=100 stock=\"ZXZZT\" price=10000 \
          match_number=9",
     );
     check(
         b'Q',
         &[&(1_u64 << 40).to_be_bytes(), b"ZXZZT   ", &10_000_u32.to_be_bytes(), &9_u64.to_be_bytes(), b"C"],
-        "CrossTrade shares=1099511627776 stock=\"ZXZZT\" cross_price_e4=10000 match_number=9 cross_type='C'",
+        "CrossTrade shares=1099511627776 stock=\"ZXZZT\" cross_price=10000 match_number=9 cross_type='C'",
     );
     check(b'B', &[&9_u64.to_be_bytes()], "BrokenTrade match_number=9");
     check(
@@ -162,7 +162,7 @@ fn messages_about_trades_and_auctions_decode() {
             b"L",
         ],
         "NetOrderImbalanceIndicator paired_shares=8 imbalance_shares=7 imbalance_direction='B' stock=\"ZXZZT\" \
-         far_price_e4=3 near_price_e4=2 current_reference_price_e4=1 cross_type='O' price_variation_indicator='L'",
+         far_price=3 near_price=2 current_reference_price=1 cross_type='O' price_variation_indicator='L'",
     );
     check(b'N', &[b"ZXZZT   ", b"A"], "RetailPriceImprovementIndicator stock=\"ZXZZT\" interest_flag='A'");
     check(
@@ -177,9 +177,9 @@ fn messages_about_trades_and_auctions_decode() {
             &5_u32.to_be_bytes(),
             &6_u32.to_be_bytes(),
         ],
-        "DirectListingWithCapitalRaise stock=\"ZXZZT\" open_eligibility_status='Y' minimum_allowable_price_e4=1 \
-         maximum_allowable_price_e4=2 near_execution_price_e4=3 near_execution_time_ns=4 \
-         lower_price_range_collar_e4=5 upper_price_range_collar_e4=6",
+        "DirectListingWithCapitalRaise stock=\"ZXZZT\" open_eligibility_status='Y' minimum_allowable_price=1 \
+         maximum_allowable_price=2 near_execution_price=3 near_execution_time=4 \
+         lower_price_range_collar=5 upper_price_range_collar=6",
     );
 }
 

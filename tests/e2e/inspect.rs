@@ -1,0 +1,359 @@
+//! `mdgw inspect`: what it shows of a capture is what went into it; what is wrong with a file is told, and what came
+//! before is kept.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{Read as _, Write as _},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::Arc,
+};
+
+use mdgw_tests::{
+    feeds::{self, DESTINATIONS, MIDNIGHT_NS, Packet, SESSION},
+    process::{self, Ended, Signal},
+    site::text,
+};
+use serde_json::Value;
+use tempfile::TempDir;
+
+#[test]
+fn every_message_is_shown_once_under_its_number() {
+    let day = Day::new();
+    let packets = objects(&day.inspect(&["--json"]).with_code(0));
+    assert_eq!(packets.len(), day.packets.len());
+    let messages = messages(&packets);
+    assert_eq!(messages.len() as u64, MESSAGES);
+    let mut next = 1;
+    for (packet, (time_ns, payload)) in packets.iter().zip(&day.packets) {
+        assert_eq!(packet["time_ns"], *time_ns);
+        assert_eq!(packet["payload_len"], payload.len());
+        assert_eq!(packet["dst"], "233.54.12.111");
+        assert_eq!(packet["dst_port"], 26_477);
+        assert_eq!(packet["header"]["session"], "MDGWSIM001");
+        assert_eq!(packet["header"]["sequence_number"], next);
+        assert_eq!(packet.get("undecoded_bytes"), None);
+        next += packet["messages"].as_array().unwrap().len() as u64;
+    }
+    for message in messages {
+        let length = message["header"]["message_length"].as_u64().unwrap();
+        assert_eq!(message["length"], length + 2);
+        assert!(message["type"].is_string() && message["fields"]["stock_locate"].is_u64(), "{message}");
+    }
+}
+
+#[test]
+fn filters_keep_what_they_name_and_nothing_else() {
+    let day = Day::new();
+    let all = objects(&day.inspect(&["--json"]).with_code(0));
+    let filtered = |more: &[&str]| objects(&day.inspect(&[&["--json"], more].concat()).with_code(0));
+
+    let frames = filtered(&["--frame", "3,7-9"]);
+    assert_eq!(frames.iter().map(|packet| packet["frame"].as_u64().unwrap()).collect::<Vec<_>>(), [3, 7, 8, 9]);
+    assert_eq!(frames[0], all[2]);
+
+    let numbered = filtered(&["--sequence", "1000-1001"]);
+    assert_eq!(messages(&numbered), messages(&all)[999..1001].to_vec());
+
+    let deletes = filtered(&["--type", "D"]);
+    assert_eq!(deletes, filtered(&["--type", "orderdelete"]));
+    assert!(messages(&deletes).iter().all(|message| message["type"] == "OrderDelete"));
+    let wanted = messages(&all).iter().filter(|message| message["type"] == "OrderDelete").count();
+    assert_eq!(messages(&deletes).len(), wanted);
+
+    // Deletes only number their stock; the directory named the number.
+    let all_messages = messages(&all);
+    let first = all_messages.iter().find(|message| message["type"] == "OrderDelete").unwrap();
+    let locate = &first["fields"]["stock_locate"];
+    let directory =
+        |message: &&&Value| message["type"] == "StockDirectory" && message["fields"]["stock_locate"] == *locate;
+    let symbol = all_messages.iter().find(directory).unwrap()["fields"]["stock"].as_str().unwrap();
+    let of_stock = filtered(&["--symbol", symbol]);
+    let wanted: Vec<_> = all_messages.iter().filter(|message| message["fields"]["stock_locate"] == *locate).collect();
+    assert!(wanted.len() > 10);
+    assert_eq!(messages(&of_stock).iter().collect::<Vec<_>>(), wanted);
+
+    assert_eq!(filtered(&["--session", "MDGWSIM001", "--channel", DESTINATIONS[0]]), all);
+    assert!(filtered(&["--session", "OTHER"]).is_empty());
+    assert!(filtered(&["--channel", "233.54.12.111:1"]).is_empty());
+
+    let middle_ns = day.packets[day.packets.len() / 2].0;
+    let seconds = |time_ns: u64| format!("+{}.{:09}", time_ns / 1_000_000_000, time_ns % 1_000_000_000);
+    let moment = seconds(middle_ns - day.packets[0].0);
+    let [before, after] = ["--until", "--from"].map(|bound| filtered(&[bound, &moment]));
+    assert!(before.iter().all(|packet| packet["time_ns"].as_u64().unwrap() < middle_ns));
+    assert_eq!([before, after].concat(), all);
+}
+
+#[test]
+fn text_names_instrument_price_and_time() {
+    let day = Day::new();
+    let shown = day.inspect(&["--type", "AddOrder"]).with_code(0);
+    let packets = objects(&day.inspect(&["--type", "AddOrder", "--json"]).with_code(0));
+    let add = &messages(&packets)[0]["fields"];
+    assert!(shown.stdout.starts_with("2019-01-30 UTC\n"), "{}", shown.stdout);
+    assert!(!shown.stdout.contains('\x1b'), "no colours without a terminal");
+    let row = shown.stdout.lines().find(|line| line.contains("AddOrder")).unwrap();
+    let price = add["price"].as_u64().unwrap();
+    for wanted in [
+        format!("price={}.{:04}", price / 10_000, price % 10_000),
+        format!(" {} ", add["stock"].as_str().unwrap()),
+        format!("shares={}", add["shares"]),
+        " ET".to_owned(),
+    ] {
+        assert!(row.contains(&wanted), "{wanted}: {row}");
+    }
+    assert_eq!(shown.stderr.lines().count(), 1, "{}", shown.stderr);
+    assert!(shown.stderr.contains("ITCH 5.0 over MoldUDP64"), "{}", shown.stderr);
+    let told = day.inspect(&["--feed", "nasdaq-itch-5.0"]).with_code(0);
+    assert!(told.stderr.is_empty(), "{}", told.stderr);
+}
+
+#[test]
+fn statistics_count_what_the_packets_hold() {
+    let day = Day::new();
+    let mut packets = day.packets.clone();
+    // A gap in the middle, and a copy.
+    let lost = packets.remove(packets.len() / 2);
+    let copied = packets[3].clone();
+    packets.insert(4, copied);
+    let path = day.write("gap.pcap", &packets);
+    let all = objects(&day.inspect(&["--json"]).with_code(0));
+    let gone: u64 = all.iter().filter(|packet| packet["time_ns"] == lost.0).map(count).sum();
+    let doubled = count(&all[3]);
+
+    let statistics = process::run(["inspect", text(&path), "--stats", "--json"]).with_code(0).json();
+    let [line] = statistics["lines"].as_array().unwrap().as_slice() else { panic!("{statistics}") };
+    assert_eq!(line["dst"], DESTINATIONS[0]);
+    assert_eq!(line["packets"], packets.len());
+    assert_eq!(line["messages"], MESSAGES - gone + doubled);
+    assert_eq!((&line["gap_count"], &line["missing"], &line["repeated"]), (&1.into(), &gone.into(), &doubled.into()));
+    assert_eq!(line["gaps"][0]["next"].as_u64().unwrap() - line["gaps"][0]["first"].as_u64().unwrap(), gone);
+    assert_eq!(line["session_count"], 1);
+    assert_eq!(line["sessions"][0]["next"], MESSAGES + 1);
+    let by_type: u64 = line["types"].as_array().unwrap().iter().map(|kind| kind["messages"].as_u64().unwrap()).sum();
+    assert_eq!(line["messages"], by_type);
+    for burst in line["bursts"].as_array().unwrap() {
+        let window = burst["time_ns"].as_u64().unwrap() / 1_000 * 1_000;
+        let window = window..window + burst["window_us"].as_u64().unwrap() * 1_000;
+        assert!(burst["messages"].as_u64().unwrap() > 0 && window.contains(&burst["time_ns"].as_u64().unwrap()));
+    }
+
+    let shown = process::run(["inspect", text(&path), "--stats"]).with_code(0).stdout;
+    for wanted in ["most in 1 ms", "most in 10 ms", "most in 1 s", "AddOrder", "gaps", "sessions", DESTINATIONS[0]] {
+        assert!(shown.contains(wanted), "{wanted}: {shown}");
+    }
+    // A filter leaves the line's gaps as they are.
+    let of_type = ["inspect", text(&path), "--stats", "--json", "--type", "D"];
+    let filtered = process::run(of_type).with_code(0).json();
+    assert_eq!(filtered["lines"][0]["gap_count"], 1);
+    assert_eq!(filtered["lines"][0]["types"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn a_session_that_begins_again_is_another() {
+    let day = Day::new();
+    // System Event Message (`S`): start of messages.
+    let message = [&b"SO"[..], &MIDNIGHT_NS.to_le_bytes()].concat();
+    let runs = [0, 5_000_000_000].map(|later| {
+        let messages = [message.as_slice(), message.as_slice()];
+        feeds::iex_packets(TOPS, 7, MIDNIGHT_NS + later, messages)
+    });
+    let path = day.write("restart.pcap", &runs.concat());
+    let statistics = process::run(["inspect", text(&path), "--stats", "--json"]).with_code(0).json();
+    let line = &statistics["lines"][0];
+    assert_eq!((&line["session_count"], &line["gap_count"], &line["channel"]), (&2.into(), &0.into(), &1.into()));
+    assert_eq!(line["sessions"][1]["session"], "iex-tops-1.6 2019-01-30 #1");
+}
+
+#[test]
+fn a_cut_capture_shows_what_is_whole_and_names_the_byte() {
+    let day = Day::new();
+    let whole = fs::read(&day.path).unwrap();
+    let all = day.inspect(&["--json"]).with_code(0).stdout;
+    let cut = day.folder.path().join("cut.pcap");
+    for bytes in [whole.len() - 1, whole.len() / 2, 24 + 8] {
+        fs::write(&cut, &whole[..bytes]).unwrap();
+        let ended = process::run(["inspect", text(&cut), "--json"]).with_code(2);
+        assert!(all.starts_with(&ended.stdout), "cut at {bytes}");
+        assert!(bytes < 100 || !ended.stdout.is_empty(), "cut at {bytes}");
+        assert!(ended.stderr.contains("at byte ") && ended.stderr.contains(text(&cut)), "{}", ended.stderr);
+        let summed = process::run(["inspect", text(&cut), "--json", "--stats"]).with_code(2);
+        assert_eq!(summed.json()["datagrams"], ended.stdout.lines().count());
+    }
+}
+
+#[test]
+fn a_length_that_cannot_be_is_refused_where_it_stands() {
+    let day = Day::new();
+    let mut bytes = fs::read(&day.path).unwrap();
+    let first_bytes = u32::from_le_bytes(bytes[32..36].try_into().unwrap()) as usize;
+    let second = 24 + 16 + first_bytes;
+    bytes[second + 8..second + 12].fill(0xff);
+    let path = day.folder.path().join("damaged.pcap");
+    fs::write(&path, &bytes).unwrap();
+    let ended = process::run(["inspect", text(&path), "--json"]).with_code(2);
+    assert_eq!(ended.stdout.lines().count(), 1);
+    assert!(ended.stderr.contains(&format!("at byte {second}")), "{}", ended.stderr);
+    assert!(ended.stderr.contains("4294967295 bytes"), "{}", ended.stderr);
+}
+
+#[test]
+fn what_is_no_capture_of_a_feed_is_refused_by_name() {
+    let day = Day::new();
+    let header = fs::read(&day.path).unwrap()[..24].to_vec();
+    let mut token_ring = fs::read(&day.path).unwrap();
+    token_ring[20] = 6;
+    let stranger = fs::read(day.write("stranger.pcap", &[(MIDNIGHT_NS, Arc::from(&b"no feed"[..]))])).unwrap();
+    for (name, content, said) in [
+        ("empty", &b""[..], "empty"),
+        ("text", b"no capture at all", "neither pcap nor pcapng"),
+        ("zeros", &[0; 4096], "neither pcap nor pcapng"),
+        ("no-packets", &header, "no UDP datagrams"),
+        ("token-ring", &token_ring, "link type 6"),
+        ("foreign", &stranger, "no known feed"),
+    ] {
+        let path = day.folder.path().join(name);
+        fs::write(&path, content).unwrap();
+        for more in [&[][..], &["--json"], &["--stats"]] {
+            let ended = process::run(["inspect", text(&path)].iter().chain(more)).with_code(2);
+            assert!(ended.stderr.contains(text(&path)) && ended.stderr.contains(said), "{name}: {}", ended.stderr);
+            assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);
+        }
+    }
+}
+
+#[test]
+fn a_mixed_up_capture_is_shown_packet_by_packet() {
+    let day = Day::new();
+    let good = &day.packets[0];
+    let mut broken = good.1.to_vec();
+    broken.push(0);
+    let message = [&b"SO"[..], &MIDNIGHT_NS.to_le_bytes()].concat();
+    let other = feeds::iex_packets(TOPS, 7, MIDNIGHT_NS, [message.as_slice()]);
+    let unknown = {
+        let mut packet = Vec::new();
+        packet.extend_from_slice(&SESSION);
+        packet.extend_from_slice(&9_u64.to_be_bytes());
+        packet.extend_from_slice(&[0, 1, 0, 3, b'z', 1, 2]);
+        packet
+    };
+    let payloads: [&[u8]; 5] = [&good.1, &broken, &other[0].1, b"noise", &unknown];
+    let packets: Vec<Packet> = payloads.into_iter().map(|bytes| (good.0, Arc::from(bytes))).collect();
+    let path = day.write("mixed.pcap", &packets);
+    let shown = objects(&process::run(["inspect", text(&path), "--json"]).with_code(0));
+    assert_eq!(shown.len(), 5);
+    assert_eq!(shown[0].get("refused"), None);
+    assert_eq!(shown[1]["refused"], "trailing_bytes");
+    assert_eq!(shown[1]["undecoded_bytes"], broken.len() - 20);
+    assert_eq!(shown[2]["messages"][0]["type"], "SystemEvent");
+    assert_eq!(shown[2]["header"]["session_id"], 7);
+    assert!(shown[3].get("refused").is_some() && shown[3]["undecoded_bytes"] == 5, "{}", shown[3]);
+    assert_eq!(shown[4]["messages"][0]["refused"], "message_type_unknown");
+    assert_eq!(shown[4]["undecoded_bytes"], 3);
+    let text_shown = process::run(["inspect", text(&path)]).with_code(0).stdout;
+    for wanted in ["refused: trailing_bytes", "refused: message_type_unknown", "not decoded"] {
+        assert!(text_shown.contains(wanted), "{wanted}: {text_shown}");
+    }
+}
+
+#[test]
+fn a_good_file_is_shown_though_another_is_damaged() {
+    let day = Day::new();
+    let missing = day.folder.path().join("missing.pcap");
+    let ended = process::run(["inspect", text(&missing), text(&day.path), "--json"]).with_code(2);
+    assert_eq!(ended.stdout.lines().count(), day.packets.len());
+    assert!(ended.stderr.contains(text(&missing)), "{}", ended.stderr);
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error_and_a_full_disk_is() {
+    let day = Day::new();
+    let mut child = Command::new(process::program())
+        .args(["inspect", text(&day.path), "--json"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut head = [0; 4];
+    child.stdout.take().unwrap().read_exact(&mut head).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(0), "{told}");
+    assert!(!told.contains("panicked") && !told.contains("roken pipe"), "{told}");
+
+    for more in ["--json", "--stats"] {
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let ended =
+            Command::new(process::program()).args(["inspect", text(&day.path), more]).stdout(full).output().unwrap();
+        let told = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(2), "{told}");
+        assert!(told.contains("write to standard output") && told.contains("No space left"), "{told}");
+    }
+}
+
+#[test]
+fn a_file_that_grows_is_followed_until_interrupted() {
+    let day = Day::new();
+    let whole = fs::read(&day.path).unwrap();
+    let path = day.folder.path().join("growing.pcap");
+    // In the middle of a packet, and then in the middle of a later one.
+    let (first, second) = (whole.len() / 3, whole.len() / 3 * 2);
+    let mut file = File::create(&path).unwrap();
+    file.write_all(&whole[..first]).unwrap();
+    let child = process::start(["inspect", text(&path), "--json", "--follow"]);
+    let _ = child.says("by its packets");
+    file.write_all(&whole[first..second]).unwrap();
+    file.write_all(&whole[second..]).unwrap();
+    let last = format!("{{\"frame\":{},", day.packets.len());
+    child.prints(&last);
+    let ended = child.end_by(Signal::Interrupt).with_code(0);
+    assert_eq!(ended.stdout, day.inspect(&["--json"]).with_code(0).stdout);
+}
+
+/// A made-up day as a capture.
+struct Day {
+    folder: TempDir,
+    path: PathBuf,
+    packets: Vec<Packet>,
+}
+
+/// Messages of the day.
+const MESSAGES: u64 = 5_000;
+/// Message protocol of IEX TOPS 1.6.
+const TOPS: u16 = 0x8003;
+
+impl Day {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("day.pcap");
+        let packets = feeds::itch_packets(feeds::itch_day(MESSAGES, 3), SESSION, MIDNIGHT_NS);
+        feeds::write_capture(&path, DESTINATIONS[0], &packets);
+        Self { folder, path, packets }
+    }
+
+    fn write(&self, name: &str, packets: &[Packet]) -> PathBuf {
+        let path = self.folder.path().join(name);
+        feeds::write_capture(&path, DESTINATIONS[0], packets);
+        path
+    }
+
+    fn inspect(&self, more: &[&str]) -> Ended {
+        process::run(["inspect", text(Path::new(&self.path))].iter().chain(more))
+    }
+}
+
+/// The packets that were printed.
+fn objects(ended: &Ended) -> Vec<Value> {
+    ended.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn messages(packets: &[Value]) -> Vec<&Value> {
+    packets.iter().flat_map(|packet| packet["messages"].as_array().unwrap()).collect()
+}
+
+fn count(packet: &Value) -> u64 {
+    packet["messages"].as_array().unwrap().len() as u64
+}
