@@ -148,6 +148,26 @@ pub struct Replaced {
     pub added: Result<Change, BookFault>,
 }
 
+/// A book as it stands, copied.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BookCopy {
+    /// Levels to buy, best first.
+    pub bids: Vec<Level>,
+    /// Levels to sell, best first.
+    pub asks: Vec<Level>,
+    /// Whether it may differ from the venue's.
+    pub is_suspect: bool,
+}
+
+impl BookCopy {
+    /// Up to `depth` levels of each side.
+    #[must_use]
+    pub fn of(view: &BookView<'_>, depth: usize) -> Self {
+        let levels = |side| view.levels(side).take(depth).collect();
+        Self { bids: levels(Side::Bid), asks: levels(Side::Ask), is_suspect: view.is_suspect() }
+    }
+}
+
 /// A resting order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OrderView {

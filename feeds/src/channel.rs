@@ -26,12 +26,12 @@ pub use crate::channel_state::ChannelState;
 use crate::{
     arbiter::LineStatistics,
     book::{
-        BookFaultCounts,
+        BookCopy, BookFaultCounts, OrderView,
         store::{HashStore, WindowStore},
     },
     drop_reason::DropCounts,
     frame::FrameSink,
-    identity::{Feed, Line, Sequence, Session},
+    identity::{Feed, InstrumentId, Line, Sequence, Session},
     time::{MonoNs, UnixNs},
 };
 
@@ -178,6 +178,20 @@ impl Channel {
     #[must_use]
     pub fn line_statistics(&self, line: Line) -> &LineStatistics {
         each_kind!(&self.0, straight => straight.arbiter.line_statistics(line))
+    }
+
+    /// Up to `depth` levels of an instrument's book as it stands; empty for one that is not known. Copies them: for
+    /// people, not for the hot path.
+    #[must_use]
+    pub fn book(&self, instrument: InstrumentId, depth: usize) -> BookCopy {
+        each_kind!(&self.0, line => line.core.book(instrument, depth))
+    }
+
+    /// The resting orders of the wanted instruments: instrument by instrument, bids then asks, best price first, by
+    /// priority within a price. `None` where the feed tells no orders. Walks over all orders.
+    #[must_use]
+    pub fn orders(&self, is_wanted: &dyn Fn(InstrumentId) -> bool) -> Option<Vec<OrderView>> {
+        each_kind!(&self.0, line => line.core.orders(is_wanted))
     }
 
     /// Faults of the books, by reason.

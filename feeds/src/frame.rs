@@ -135,6 +135,22 @@ impl FrameMeta {
         Self { sequence, next, kind, flags: FrameFlags::default(), ts_recv: 0, ts_in_delta_ns: 0 }
     }
 
+    /// The header of a frame in one part.
+    #[must_use]
+    pub fn header(&self, record_count: u16, body: &[u8]) -> FrameHeader {
+        FrameHeader {
+            sequence: self.sequence.0.into(),
+            ts_recv: self.ts_recv.into(),
+            ts_in_delta_ns: self.ts_in_delta_ns.into(),
+            body_bytes: u16::try_from(body.len()).unwrap_or(u16::MAX).into(),
+            record_count: record_count.into(),
+            kind: self.kind as u8,
+            flags: self.flags.0,
+            part: 0.into(),
+            reserved: 0.into(),
+        }
+    }
+
     /// Of a [`FrameKind::State`] where `next` is the first sequence that nothing settles.
     #[must_use]
     pub fn state(next: Sequence) -> Self {

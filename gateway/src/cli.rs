@@ -3,6 +3,7 @@
 //! Exit codes: 0 done, 1 the answer is no, 2 could not (a wrong command line too). A closed pipe is no error. Errors
 //! go to standard error as one line: `mdgw: <act> <object>: <cause>`.
 
+mod book;
 mod check;
 mod convert;
 mod demo;
@@ -30,6 +31,7 @@ use clap::{Parser, Subcommand};
 #[must_use]
 pub fn run() -> ExitCode {
     let outcome = match Cli::parse().command {
+        Command::Book(args) => book::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Convert(args) => convert::run(&args),
         Command::Demo(args) => demo::run(&args),
@@ -80,6 +82,8 @@ struct Cli {
 /// One variant, one file.
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Show the order books of a capture at a moment, or how their tops change.
+    Book(book::Args),
     /// Explain what a configuration would run, or what is wrong with it.
     Check(check::Args),
     /// Turn DBN into CSV, JSON lines or Parquet.

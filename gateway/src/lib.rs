@@ -3,6 +3,7 @@
 //! Read [`pipeline`] first: the straight line from socket to multicast, in one function.
 
 pub mod audit;
+pub mod book_view;
 pub mod capture_file;
 pub mod cli;
 pub mod config;

@@ -141,11 +141,17 @@ impl<S: OrderStore> OrderBooks<S> {
     /// store: not for the hot path.
     #[must_use]
     pub fn orders_of(&self, instrument: InstrumentIndex) -> Vec<OrderView> {
+        self.orders_where(|index| index == instrument)
+    }
+
+    /// The same of all wanted instruments, one after the other, in a single walk.
+    #[must_use]
+    pub fn orders_where(&self, is_wanted: impl Fn(InstrumentIndex) -> bool) -> Vec<OrderView> {
         let mut orders: Vec<OrderView> =
-            self.store.iter().filter(|order| order.instrument() == instrument).map(Order::view).collect();
+            self.store.iter().filter(|order| is_wanted(order.instrument())).map(Order::view).collect();
         orders.sort_by_key(|order| {
             let away = if order.side == Side::Bid { !order.price_e9 } else { order.price_e9 };
-            (order.side, away, order.priority)
+            (order.instrument, order.side, away, order.priority)
         });
         orders
     }

@@ -1,9 +1,9 @@
 //! What differs between feeds: framing, and what a message does.
 
 use crate::{
-    book::{BookFault, BookFaultCounts, InstrumentIndex},
+    book::{BookCopy, BookFault, BookFaultCounts, InstrumentIndex, OrderView},
     drop_reason::DropReason,
-    identity::{Sequence, Session},
+    identity::{InstrumentId, Sequence, Session},
     normalise::records::Records,
     transport::{Transport, VenueSession},
 };
@@ -45,6 +45,15 @@ pub(super) trait Core {
         count: u64,
         request: &mut [u8; REQUEST_BYTES_MAX],
     ) -> Option<usize>;
+
+    /// Up to `depth` levels of an instrument's book. Copies them: not for the hot path.
+    fn book(&self, instrument: InstrumentId, depth: usize) -> BookCopy;
+
+    /// The resting orders of the wanted instruments, as in [`OrderBooks::orders_where`](crate::book::orders::OrderBooks);
+    /// `None` where the feed tells no orders.
+    fn orders(&self, _is_wanted: &dyn Fn(InstrumentId) -> bool) -> Option<Vec<OrderView>> {
+        None
+    }
 
     /// Faults of the books, by reason.
     fn faults(&self) -> &BookFaultCounts;

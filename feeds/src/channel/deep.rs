@@ -7,9 +7,9 @@ use super::{
     tops::trade_of,
 };
 use crate::{
-    book::{BookFaultCounts, Change, InstrumentIndex, LevelChange, Side, levels::LevelBooks},
+    book::{BookCopy, BookFaultCounts, Change, InstrumentIndex, LevelChange, Side, levels::LevelBooks},
     drop_reason::DropReason,
-    identity::{Sequence, Session},
+    identity::{InstrumentId, Sequence, Session},
     normalise::records::{Action, Happening, Records, SHOWN_LEVELS, Shown, Subject, e9_from_e4},
     transport::{VenueSession, iextp},
     venue::iex::{
@@ -195,6 +195,13 @@ impl Core for DeepCore {
     /// IEX recovers by other means than a request for a range.
     fn write_request(&self, _: VenueSession, _: Sequence, _: u64, _: &mut [u8; REQUEST_BYTES_MAX]) -> Option<usize> {
         None
+    }
+
+    fn book(&self, instrument: InstrumentId, depth: usize) -> BookCopy {
+        self.channel.index_of(instrument).map_or_else(BookCopy::default, |index| BookCopy {
+            is_suspect: self.is_doubtful(index),
+            ..BookCopy::of(&self.books.view(index), depth)
+        })
     }
 
     fn faults(&self) -> &BookFaultCounts {

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     book::InstrumentIndex,
     drop_reason::DropReason,
-    identity::{Feed, Sequence},
+    identity::{Feed, InstrumentId, Sequence},
     normalise::{
         records::{Records, Subject, e9_from_e4, price_or_undefined, size_u32},
         status,
@@ -44,6 +44,11 @@ impl IexChannel {
 
     pub(super) fn wants(&self, schema: SchemaSet) -> bool {
         self.schemas.contains(schema)
+    }
+
+    /// The place of an instrument in the books. Walks over all of them: not for the hot path.
+    pub(super) fn index_of(&self, instrument: InstrumentId) -> Option<InstrumentIndex> {
+        self.symbols.index_of(instrument)
     }
 
     /// The instrument of a message, named before its first record of the session.

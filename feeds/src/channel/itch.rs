@@ -7,7 +7,10 @@ use super::{
     core::{Applied, Core, Fault, Notice},
 };
 use crate::{
-    book::{BookFault, BookFaultCounts, Change, InstrumentIndex, Side, orders::OrderBooks, store::OrderStore},
+    book::{
+        BookCopy, BookFault, BookFaultCounts, Change, InstrumentIndex, OrderView, Side, orders::OrderBooks,
+        store::OrderStore,
+    },
     drop_reason::DropReason,
     identity::{Feed, InstrumentId, Sequence, Session},
     normalise::{
@@ -589,6 +592,14 @@ impl<S: OrderStore> Core for ItchCore<S> {
 
     fn on_gap(&mut self) {
         self.books.mark_all_suspect();
+    }
+
+    fn book(&self, instrument: InstrumentId, depth: usize) -> BookCopy {
+        BookCopy::of(&self.books.view(InstrumentIndex(instrument.0)), depth)
+    }
+
+    fn orders(&self, is_wanted: &dyn Fn(InstrumentId) -> bool) -> Option<Vec<OrderView>> {
+        Some(self.books.orders_where(|locate| is_wanted(InstrumentId(locate.0))))
     }
 
     fn faults(&self) -> &BookFaultCounts {

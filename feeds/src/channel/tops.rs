@@ -8,9 +8,9 @@ use super::{
     iex::IexChannel,
 };
 use crate::{
-    book::{BookFault, BookFaultCounts, Side},
+    book::{BookCopy, BookFault, BookFaultCounts, Level, Side},
     drop_reason::DropReason,
-    identity::{Sequence, Session},
+    identity::{InstrumentId, Sequence, Session},
     normalise::records::{Action, Happening, Records, e9_from_e4, size_u32},
     transport::{VenueSession, iextp},
     venue::iex::{
@@ -144,6 +144,18 @@ impl Core for TopsCore {
     /// IEX recovers by other means than a request for a range.
     fn write_request(&self, _: VenueSession, _: Sequence, _: u64, _: &mut [u8; REQUEST_BYTES_MAX]) -> Option<usize> {
         None
+    }
+
+    fn book(&self, instrument: InstrumentId, depth: usize) -> BookCopy {
+        let index = self.channel.index_of(instrument).and_then(|index| usize::try_from(index.0).ok());
+        let Some(Quote { pair, is_suspect }) = index.and_then(|index| self.quotes.get(index)) else {
+            return BookCopy::default();
+        };
+        let side = |price_e9, size| {
+            let level = (price_e9 != UNDEF_PRICE).then_some(Level { price_e9, size, order_count: 0 });
+            level.into_iter().take(depth).collect()
+        };
+        BookCopy { bids: side(pair.bid_px, pair.bid_sz), asks: side(pair.ask_px, pair.ask_sz), is_suspect: *is_suspect }
     }
 
     fn faults(&self) -> &BookFaultCounts {

@@ -80,6 +80,13 @@ impl SymbolTable {
         self.instruments.get(usize::try_from(index.0).ok()?).copied()
     }
 
+    /// The place of that number. Walks over all of them.
+    #[must_use]
+    pub fn index_of(&self, id: InstrumentId) -> Option<InstrumentIndex> {
+        let index = self.instruments.iter().position(|named| named.id == id)?;
+        u32::try_from(index).ok().map(InstrumentIndex)
+    }
+
     fn enter(&mut self, symbol: [u8; 8], slot: usize) -> Result<Found, DropReason> {
         if self.instruments.len() >= self.instruments_max {
             return Err(DropReason::InstrumentTableFull);

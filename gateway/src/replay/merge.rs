@@ -151,6 +151,16 @@ impl Window {
 }
 
 impl Moment {
+    /// The moment so many nanoseconds later.
+    #[must_use]
+    pub fn later_by(self, ns: u64) -> Self {
+        match self {
+            Self::AfterStart(at) => Self::AfterStart(at.saturating_add(ns)),
+            Self::OfDay(at) => Self::OfDay(at.saturating_add(ns)),
+            Self::At(at) => Self::At(at.saturating_add(ns)),
+        }
+    }
+
     fn resolve(self, first_ns: u64) -> u64 {
         match self {
             Self::AfterStart(ns) => first_ns.saturating_add(ns),

@@ -10,6 +10,7 @@
 
 mod lanes;
 mod recorder;
+mod stop;
 
 use std::{
     collections::BTreeMap,
@@ -28,8 +29,11 @@ use mdgw_feeds::{
     time::TradingDate,
 };
 
-pub use self::lanes::{Drive, DriveOptions, Lane, RouteCounts};
 use self::recorder::{LaneRecords, Recorder};
+pub use self::{
+    lanes::{Drive, DriveEnd, DriveOptions, Lane, RouteCounts},
+    stop::{InvalidSession, SessionAsked, Stop},
+};
 use super::{
     feed_guess::GuessedBy,
     merge::{Merge, Window},
@@ -156,7 +160,8 @@ pub fn run(
         .transpose()
         .map_err(output_error)?;
     let mut recorder = Recorder::new(options.ts_recv, options.schemas, writer);
-    let drive_options = DriveOptions { feed: options.feed, date: options.date, schemas: options.schemas };
+    let drive_options =
+        DriveOptions { feed: options.feed, date: options.date, schemas: options.schemas, end: DriveEnd::Finished };
 
     let begun = Instant::now();
     let mut drive = Drive::new(drive_options);

@@ -9,7 +9,10 @@ use mdgw_feeds::{
     time::{MonoNs, TradingDate, UnixNs},
 };
 
-use super::{Event, OfflineError, Outlet};
+use super::{
+    Event, OfflineError, Outlet,
+    stop::{Part, Stop},
+};
 use crate::{
     capture_file::{CaptureFile, CapturedDatagram},
     replay::{
@@ -27,6 +30,20 @@ pub struct DriveOptions {
     pub date: Option<TradingDate>,
     /// What the channels publish; `None`: their feed's default.
     pub schemas: Option<SchemaSet>,
+    /// Where the channels are left.
+    pub end: DriveEnd,
+}
+
+/// Where channels are left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DriveEnd {
+    /// At the end of the input: nothing more will come, so what they hold is delivered and what is missing declared.
+    #[default]
+    Finished,
+    /// As they stand when the input ends: more would have come.
+    Open,
+    /// As they stand behind that message; at the end of the input where it doesn't come.
+    Behind(Stop),
 }
 
 /// Drives channels with datagrams, on the datagrams' own clock.
@@ -38,6 +55,7 @@ pub struct Drive {
     /// The latest capture time so far.
     now: MonoNs,
     counts: RouteCounts,
+    has_stopped: bool,
 }
 
 /// One channel with its lines.
@@ -70,6 +88,7 @@ impl Drive {
             routes: Routes::new(options.feed),
             now: MonoNs(0),
             counts: RouteCounts::default(),
+            has_stopped: false,
         }
     }
 
@@ -83,7 +102,7 @@ impl Drive {
         outlet: &mut O,
         watch: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
     ) -> Result<(), OfflineError> {
-        while merge.advance() {
+        while !self.has_stopped && merge.advance() {
             let Some((file, datagram)) = merge.current() else { break };
             self.accept(file, &datagram, merge, outlet, watch)?;
             if self.counts.datagrams.is_multiple_of(DATAGRAMS_PER_LOOK) {
@@ -93,7 +112,8 @@ impl Drive {
                 }
             }
         }
-        for (lane, channel) in self.channels.iter_mut().enumerate() {
+        let is_open = self.has_stopped || self.options.end == DriveEnd::Open;
+        for (lane, channel) in self.channels.iter_mut().enumerate().filter(|_| !is_open) {
             channel.finish(&mut LaneSink { outlet, lane });
         }
         outlet.check()
@@ -109,6 +129,12 @@ impl Drive {
     pub fn counts(&self) -> RouteCounts {
         let unrouted = self.routes.counts();
         RouteCounts { unrecognised: unrouted.unrecognised, other_feed: unrouted.other_feed, ..self.counts }
+    }
+
+    /// Whether it stopped behind the message that it was to stop at.
+    #[must_use]
+    pub fn has_stopped(&self) -> bool {
+        self.has_stopped
     }
 
     #[inline]
@@ -133,12 +159,29 @@ impl Drive {
         // Captures of several cards are a little out of order; time itself never is.
         self.now = self.now.max(MonoNs(datagram.time_ns));
         self.fire_deadlines(outlet);
-        if let Some(channel) = self.channels.get_mut(lane) {
-            let bytes = datagram.payload;
-            let ts_recv = UnixNs(datagram.time_ns);
-            channel.accept(Datagram { line, bytes, ts_recv }, self.now, &mut LaneSink { outlet, lane });
+        let datagram = Datagram { line, bytes: datagram.payload, ts_recv: UnixNs(datagram.time_ns) };
+        if let DriveEnd::Behind(stop) = self.options.end {
+            self.accept_until(stop, lane, datagram, outlet);
+        } else if let Some(channel) = self.channels.get_mut(lane) {
+            channel.accept(datagram, self.now, &mut LaneSink { outlet, lane });
         }
         Ok(())
+    }
+
+    /// Hands a datagram to its channel as far as the stop.
+    fn accept_until<O: Outlet>(&mut self, stop: Stop, lane: usize, datagram: Datagram<'_>, outlet: &mut O) {
+        let Some(channel) = self.channels.get_mut(lane) else { return };
+        let now = self.now;
+        let part = stop.part(channel.position(), channel.config().feed, datagram.bytes);
+        let mut is_reached_by = |bytes: &[u8]| {
+            channel.accept(Datagram { bytes, ..datagram }, now, &mut LaneSink { outlet: &mut *outlet, lane });
+            stop.is_reached(channel.position())
+        };
+        self.has_stopped = match &part {
+            Part::Whole => is_reached_by(datagram.bytes),
+            Part::Cut([head, tail]) => is_reached_by(head) || is_reached_by(tail),
+            Part::None => stop.is_reached(channel.position()),
+        };
     }
 
     /// Fires what was due before now, in order of time. What is due right now waits until the datagrams of this moment

@@ -5,7 +5,7 @@ use std::path::Path;
 use mdgw_feeds::{
     channel::{ChannelConfig, SchemaSet},
     edge::{Edge, Handed, TsRecv},
-    frame::{FrameFlags, FrameHeader, FrameKind, FrameMeta},
+    frame::{FrameFlags, FrameKind, FrameMeta},
     identity::{Feed, Sequence, Session},
     time::TradingDate,
 };
@@ -92,17 +92,7 @@ impl Outlet for Recorder {
         if meta.flags.contains(FrameFlags::SUSPECT) {
             lane.suspect += u64::from(record_count);
         }
-        let header = FrameHeader {
-            sequence: meta.sequence.0.into(),
-            ts_recv: meta.ts_recv.into(),
-            ts_in_delta_ns: meta.ts_in_delta_ns.into(),
-            body_bytes: u16::try_from(body.len()).unwrap_or(u16::MAX).into(),
-            record_count: record_count.into(),
-            kind: meta.kind as u8,
-            flags: meta.flags.0,
-            part: 0.into(),
-            reserved: 0.into(),
-        };
+        let header = meta.header(record_count, body);
         let LaneRecords { edge, schemas, date, by_schema, .. } = lane;
         let (writer, failure) = (&mut self.writer, &mut self.failure);
         edge.deliver(&header, body, |handed| match handed {

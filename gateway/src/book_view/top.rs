@@ -1,0 +1,158 @@
+//! Every change of the best bid and offer, from the market-by-price records that the channels publish.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    mem::offset_of,
+    ops::ControlFlow,
+};
+
+use dbn::{BidAskPair, Mbp1Msg, UNDEF_PRICE, enums::rtype};
+use mdgw_feeds::{
+    channel::{ChannelConfig, SchemaSet},
+    edge::{Edge, Handed, TsRecv},
+    frame::{FrameFlags, FrameKind, FrameMeta},
+    identity::{InstrumentId, Sequence, Session},
+};
+use serde::Serialize;
+
+use super::{
+    BookError, BookOptions, Entry, check_found, damages, drive_options, open, output_error,
+    tally::{instrument_of, word},
+};
+use crate::replay::offline::{Drive, Event, OfflineError, Outlet};
+
+/// The best bid and offer of an instrument, as they are from a message on.
+#[derive(Clone, Debug, Serialize)]
+pub struct TopChange<'a> {
+    /// The venue's time of the message, ns since 1970 UTC.
+    pub time_ns: u64,
+    /// Number of the channel among those of the capture, from 0.
+    pub channel: u16,
+    /// Number of the message.
+    pub sequence: u64,
+    /// The instrument.
+    pub symbol: &'a str,
+    /// Its number in records.
+    pub instrument_id: u32,
+    /// Price in 1e-9, size, orders; `None` where nobody bids.
+    pub bid: Option<Entry>,
+    /// The same of the offer.
+    pub ask: Option<Entry>,
+    /// Whether the book may differ from the venue's.
+    pub suspect: bool,
+}
+
+/// Tells `tell` every change, up to the moment that was asked for; what ended files before their end.
+///
+/// # Errors
+/// See [`BookError`]; what `tell` says ends it.
+pub fn follow(
+    options: &BookOptions,
+    tell: &mut dyn FnMut(&TopChange<'_>) -> io::Result<()>,
+    watch: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+) -> Result<Vec<String>, BookError> {
+    let mut merge = open(options)?;
+    let mut drive = Drive::new(drive_options(options, SchemaSet::MBP_1));
+    let wanted = options.symbols.iter().cloned().collect();
+    let mut tops = Tops { lanes: Vec::new(), wanted, tell, failure: None };
+    drive.run(&mut merge, &mut tops, watch)?;
+    check_found(options, &drive, &merge)?;
+    Ok(damages(&merge))
+}
+
+/// The last known tops of all lanes.
+struct Tops<'a> {
+    lanes: Vec<LaneTops>,
+    /// Symbols; empty: all.
+    wanted: BTreeSet<String>,
+    tell: &'a mut dyn FnMut(&TopChange<'_>) -> io::Result<()>,
+    failure: Option<io::Error>,
+}
+
+#[derive(Debug, Default)]
+struct LaneTops {
+    edge: Edge,
+    channel: u16,
+    instruments: BTreeMap<InstrumentId, (String, BidAskPair)>,
+}
+
+impl Outlet for Tops<'_> {
+    fn lane(&mut self, _lane: usize, config: &ChannelConfig) -> Result<(), OfflineError> {
+        self.lanes.push(LaneTops { edge: Edge::new(TsRecv::None), channel: config.id.0, ..LaneTops::default() });
+        Ok(())
+    }
+
+    fn frame(&mut self, lane: usize, meta: &FrameMeta, record_count: u16, body: &[u8]) {
+        let Self { lanes, wanted, tell, failure } = self;
+        let Some(LaneTops { edge, channel, instruments }) = lanes.get_mut(lane) else { return };
+        if meta.kind != FrameKind::Message || meta.flags.contains(FrameFlags::LATE_FILL) || failure.is_some() {
+            return;
+        }
+        edge.deliver(&meta.header(record_count, body), body, |handed| match handed {
+            Handed::Mapping { id, symbol } => {
+                let symbol = String::from_utf8_lossy(symbol).into_owned();
+                instruments.entry(id).or_insert_with(|| (String::new(), BidAskPair::default())).0 = symbol;
+            }
+            Handed::Record { rtype: rtype::MBP_1, bytes } => {
+                let (Some(id), Some(top)) = (instrument_of(bytes), top_of(bytes)) else { return };
+                let Some((symbol, last)) = instruments.get_mut(&id) else { return };
+                if *last == top || !(wanted.is_empty() || wanted.contains(symbol.as_str())) {
+                    return;
+                }
+                *last = top.clone();
+                let change = TopChange {
+                    time_ns: long(bytes, offset_of!(dbn::RecordHeader, ts_event)).unwrap_or_default(),
+                    channel: *channel,
+                    sequence: meta.sequence.0,
+                    symbol,
+                    instrument_id: id.0,
+                    bid: entry(top.bid_px, top.bid_sz, top.bid_ct),
+                    ask: entry(top.ask_px, top.ask_sz, top.ask_ct),
+                    suspect: meta.flags.contains(FrameFlags::SUSPECT),
+                };
+                if failure.is_none() {
+                    *failure = tell(&change).err();
+                }
+            }
+            Handed::Record { .. } => {}
+        });
+    }
+
+    fn settled(&mut self, _lane: usize, _next: Sequence) {}
+
+    fn session(&mut self, lane: usize, _session: Session, _next: Sequence) {
+        if let Some(lane) = self.lanes.get_mut(lane) {
+            lane.instruments.clear();
+        }
+    }
+
+    fn end_of_session(&mut self, _lane: usize) {}
+
+    fn check(&mut self) -> Result<(), OfflineError> {
+        self.failure.take().map_or(Ok(()), |source| Err(output_error(source)))
+    }
+}
+
+fn entry(price_e9: i64, size: u32, order_count: u32) -> Option<Entry> {
+    (price_e9 != UNDEF_PRICE).then_some((price_e9, size, order_count))
+}
+
+/// The best level of both sides in a market-by-price record.
+fn top_of(record: &[u8]) -> Option<BidAskPair> {
+    let at = |offset| offset_of!(Mbp1Msg, levels) + offset;
+    let price = |offset| long(record, at(offset)).map(u64::cast_signed);
+    Some(BidAskPair {
+        bid_px: price(offset_of!(BidAskPair, bid_px))?,
+        ask_px: price(offset_of!(BidAskPair, ask_px))?,
+        bid_sz: word(record, at(offset_of!(BidAskPair, bid_sz)))?,
+        ask_sz: word(record, at(offset_of!(BidAskPair, ask_sz)))?,
+        bid_ct: word(record, at(offset_of!(BidAskPair, bid_ct)))?,
+        ask_ct: word(record, at(offset_of!(BidAskPair, ask_ct)))?,
+    })
+}
+
+/// The 64-bit number there.
+fn long(record: &[u8], offset: usize) -> Option<u64> {
+    record.get(offset..)?.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
+}
