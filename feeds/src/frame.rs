@@ -73,7 +73,8 @@ impl FrameFlags {
     pub const FIRST_PART: Self = Self(1);
     /// Last part of its message.
     pub const LAST_PART: Self = Self(1 << 1);
-    /// The book behind these records is in doubt: a gap or a fault has not been repaired.
+    /// The book behind these records is in doubt: a gap or a fault has not been repaired. Or they name an instrument
+    /// after a gap that may have named it already.
     pub const SUSPECT: Self = Self(1 << 2);
     /// Content of a range that had been declared a gap; in-order receivers drop it.
     pub const LATE_FILL: Self = Self(1 << 3);

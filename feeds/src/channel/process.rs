@@ -21,6 +21,8 @@ pub(super) struct Process<'c, C> {
     pub(super) drops: &'c mut DropCounts,
     pub(super) evidence: &'c mut EvidenceRing,
     pub(super) ts_recv: TsRecv,
+    /// Input of this session was missed.
+    pub(super) has_missed: bool,
     pub(super) ends_at: &'c mut Option<Sequence>,
 }
 
@@ -94,11 +96,13 @@ impl<C: Core> Process<'_, C> {
             TsRecv::Capture => (ts_recv, delta_ns(ts_recv, send_time.map_or(applied.ts_event, |sent| sent.0))),
             TsRecv::None => (UnixNs::UNDEFINED, 0),
         };
+        // What was missed may have named the instrument that this message names: with all of the input it would not.
+        let is_suspect = applied.suspect || self.has_missed && records.begin_with_a_name();
         let meta = FrameMeta {
             sequence,
             next: sequence.plus(1),
             kind: FrameKind::Message,
-            flags: if applied.suspect { FrameFlags::SUSPECT } else { FrameFlags::default() },
+            flags: if is_suspect { FrameFlags::SUSPECT } else { FrameFlags::default() },
             ts_recv: ts_recv.0,
             ts_in_delta_ns,
         };

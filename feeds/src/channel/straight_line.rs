@@ -38,6 +38,8 @@ pub(super) struct StraightLine<C> {
     /// Where the venue said that the session ends.
     ends_at: Option<Sequence>,
     has_ended: bool,
+    /// Input of this session was missed: what it named isn't known.
+    has_missed: bool,
     pub(super) has_failed: bool,
     told: ChannelState,
 }
@@ -55,6 +57,7 @@ impl<C: Core> StraightLine<C> {
             doubtful: Ahead::with_room(1),
             ends_at: None,
             has_ended: false,
+            has_missed: false,
             has_failed: false,
             told: ChannelState::Waiting,
             config,
@@ -238,19 +241,21 @@ impl<C: Core> StraightLine<C> {
         if joins_late {
             self.counters.late_starts += 1;
         }
-        if joins_late && expected != Some(Sequence(1)) {
+        self.has_missed = joins_late && expected != Some(Sequence(1));
+        if self.has_missed {
             self.core.on_gap();
         }
     }
 
     /// Lets the arbiter work and handles what it delivers, in order.
     fn arbitrate<S: FrameSink>(&mut self, sink: &mut S, work: impl FnOnce(&mut Arbiter, &mut dyn FnMut(Delivery<'_>))) {
-        let Self { config, arbiter, core, counters, drops, evidence, ends_at, .. } = self;
-        let ts_recv_wanted = config.ts_recv;
+        let Self { config, arbiter, core, counters, drops, evidence, ends_at, has_missed, .. } = self;
         work(arbiter, &mut |delivery| match delivery {
             Delivery::Packet { first, from, until, block, ts_recv, send_time, .. } => {
                 sink.arbitrated();
-                let mut process = Process { core, counters, drops, evidence, ends_at, ts_recv: ts_recv_wanted };
+                let (ts_recv_wanted, has_missed) = (config.ts_recv, *has_missed);
+                let mut process =
+                    Process { core, counters, drops, evidence, ends_at, has_missed, ts_recv: ts_recv_wanted };
                 process.packet(first, from, until, block, ts_recv, send_time, sink);
                 sink.settled(until);
             }
@@ -258,6 +263,7 @@ impl<C: Core> StraightLine<C> {
                 counters.gaps += 1;
                 counters.gap_messages += gap.count();
                 core.on_gap();
+                *has_missed = true;
                 let body = GapBody { first: gap.first().0.into(), next: gap.next().0.into() };
                 sink.frame(&FrameMeta::own(FrameKind::Gap, gap.first(), gap.next()), 0, body.as_bytes());
                 sink.settled(gap.next());

@@ -51,6 +51,12 @@ impl Records {
         self.count
     }
 
+    /// Whether the message names its instrument: a name comes before all else.
+    #[must_use]
+    pub fn begin_with_a_name(&self) -> bool {
+        self.bytes.get(1) == Some(&rtype::SYMBOL_MAPPING)
+    }
+
     /// The body of a frame.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {

@@ -10,6 +10,7 @@ use super::{
     shown::{Frame, pairs, u32_at, u64_at},
     *,
 };
+use crate::venue::iex::admin::TradingStatus;
 
 /// What happens to the copies of one packet.
 #[derive(Clone, Copy, Debug)]
@@ -118,7 +119,11 @@ fn day(steps: &[Step]) -> Vec<Vec<u8>> {
 
 /// Packets cut at these lengths, over and over.
 fn cut(messages: &[Vec<u8>], lengths: &[usize]) -> Vec<Vec<u8>> {
-    let mut stream = Stream::new(Feed::NasdaqItch);
+    cut_of(Feed::NasdaqItch, messages, lengths)
+}
+
+fn cut_of(feed: Feed, messages: &[Vec<u8>], lengths: &[usize]) -> Vec<Vec<u8>> {
+    let mut stream = Stream::new(feed);
     let mut packets = Vec::new();
     let mut rest = messages;
     for length in lengths.iter().cycle() {
@@ -134,9 +139,38 @@ fn cut(messages: &[Vec<u8>], lengths: &[usize]) -> Vec<Vec<u8>> {
 
 const SCHEMAS: SchemaSet = SchemaSet(0xff);
 
+/// A message of IEX's: of each kind some, about a few symbols.
+fn iex_message(feed: Feed) -> impl Strategy<Value = Vec<u8>> {
+    let name = || prop::sample::select(&["ZIEXT", "ZEXIT", "ZXIET"][..]);
+    let trading = |name: &str| iex!(b'H', name, TradingStatus { trading_status: b'T' });
+    let is_tops = feed == Feed::IexTops;
+    prop_oneof![
+        4 => (name(), any::<bool>(), 0_u32..3, 1_i64..9, 0_u8..2).prop_map(move |(name, is_bid, size, price, flags)| {
+            if is_tops {
+                quote(name, (size, price), (size + 1, price + 1))
+            } else {
+                level(if is_bid { b'8' } else { b'5' }, name, size, if is_bid { price } else { 10 + price }, flags)
+            }
+        }),
+        2 => (name(), 1_u32..9, 1_i64..9).prop_map(|(name, size, price)| trade(name, size, price)),
+        1 => name().prop_map(trading),
+    ]
+}
+
+/// A day of any feed.
+fn any_day() -> impl Strategy<Value = (Feed, Vec<Vec<u8>>)> {
+    let itch = prop::collection::vec(step(), 1..120).prop_map(|steps| (Feed::NasdaqItch, day(&steps)));
+    let iex = |feed| prop::collection::vec(iex_message(feed), 1..120).prop_map(move |messages| (feed, messages));
+    prop_oneof![itch, iex(Feed::IexTops), iex(Feed::IexDeep)]
+}
+
 /// Frames without their local times, after everything on the lines came as it is.
 fn frames(arrivals: &[(Line, Vec<u8>)]) -> (Vec<Frame>, World) {
-    let mut world = World::new(World::config(Feed::NasdaqItch, SCHEMAS));
+    frames_of(Feed::NasdaqItch, arrivals)
+}
+
+fn frames_of(feed: Feed, arrivals: &[(Line, Vec<u8>)]) -> (Vec<Frame>, World) {
+    let mut world = World::new(World::config(feed, SCHEMAS));
     for (line, packet) in arrivals {
         world.datagram(*line, packet);
     }
@@ -181,6 +215,27 @@ proptest! {
         prop_assert_eq!(world.channel.counters().gaps, 0);
         prop_assert_eq!(world.channel.book_faults().total(), 0, "a day without faults");
         prop_assert_eq!(&whole, &mended);
+    }
+
+    /// Of the beginning or in the middle.
+    #[test]
+    fn whatever_is_missed_what_then_differs_is_in_doubt(
+        (feed, messages) in any_day(),
+        lengths in prop::collection::vec(1_usize..8, 1..8),
+        (from, until) in (any::<Index>(), any::<Index>()),
+        is_late in any::<bool>(),
+    ) {
+        let packets: Vec<_> =
+            cut_of(feed, &messages, &lengths).into_iter().map(|packet| (Line::A, packet)).collect();
+        let (whole, _) = frames_of(feed, &packets);
+        let (one, other) = (from.index(packets.len() + 1), until.index(packets.len() + 1));
+        let missed = if is_late { 0..other } else { one.min(other)..one.max(other) };
+        let (before, after) = (&packets[..missed.start], &packets[missed.end..]);
+        let (partial, _) = frames_of(feed, &[before, after].concat());
+        let whole: BTreeMap<_, _> = whole.iter().map(|frame| (frame.sequence, &frame.body)).collect();
+        for frame in partial.iter().filter(|frame| !frame.is_suspect) {
+            prop_assert_eq!(whole.get(&frame.sequence), Some(&&frame.body), "{} {:?}", frame.sequence.0, feed);
+        }
     }
 
     #[test]
