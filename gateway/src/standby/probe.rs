@@ -5,14 +5,18 @@
 //! ```
 //! A gateway that doesn't hear its peer publish accuses it only while it hears its own probes; otherwise it is itself that
 //! is deaf. No switch sends a packet back where it came from, so a probe comes back through the kernel alone (TTL 0: it
-//! doesn't leave the host), and counts only while the interface has a carrier. Receivers see another magic and drop it.
+//! doesn't leave the host), and counts only while the interface has a carrier. Receivers see another magic and drop it,
+//! and a fence in the kernel lets it pass while it lets nothing else.
 
 use std::net::SocketAddrV4;
 
 use mdgw_feeds::time::MonoNs;
 use socket2::Socket;
 
-use crate::net::sockets::{Interface, OutputOptions, SocketError, open_output};
+use crate::{
+    net::sockets::{Interface, OutputOptions, SocketError, open_output},
+    sys::kernel_fence::PROBE_MAGIC,
+};
 
 /// Sends probes to the groups.
 #[derive(Debug)]
@@ -92,13 +96,14 @@ impl ProbeTimes {
 /// Whose probe it is, if it is one.
 pub(super) fn node_of(datagram: &[u8]) -> Option<u8> {
     match datagram {
-        [b'M', b'D', b'G', b'P', node, 0, 0, 0] => Some(*node),
+        [magic @ .., node, 0, 0, 0] if magic == PROBE_MAGIC => Some(*node),
         _ => None,
     }
 }
 
 fn to_bytes(node: u8) -> [u8; 8] {
-    [b'M', b'D', b'G', b'P', node, 0, 0, 0]
+    let [m, d, g, p] = *PROBE_MAGIC;
+    [m, d, g, p, node, 0, 0, 0]
 }
 
 /// Five of them in the time after which a gateway counts as deaf.

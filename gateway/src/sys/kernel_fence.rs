@@ -6,7 +6,7 @@
 //! but what the network stack does by itself. What it doesn't let out is refused to the sender (`EPERM`).
 //!
 //! - Only UDP over IPv4 to the configured destinations is looked at; of that, whatever is no published packet of a
-//!   known group is refused. All else passes.
+//!   known group is refused, but for [probes](PROBE_MAGIC) that stay on the host. All else passes.
 //! - Deadlines and epochs stand in memory that the election thread and the kernel share, so a renewal is one store.
 //! - It fails closed: memory starts as 0, which is closed.
 //! - Everything hangs on descriptors: when the last process that has them is gone, the kernel removes program and map.
@@ -34,6 +34,10 @@ use mdgw_feeds::{
 
 use self::{bpf::Map, program::Destinations};
 pub use super::cgroup::FenceCgroup;
+
+/// Begins a datagram by which a gateway finds out whether it hears its own group. With TTL 0 the fence lets it pass: a
+/// standby, whose fence is closed, has to know that too.
+pub const PROBE_MAGIC: &[u8; 4] = b"MDGP";
 
 /// A fence in force. Dropping it lets everything out again, unless somebody else has its descriptors.
 #[derive(Debug)]

@@ -2,9 +2,10 @@
 //!
 //! ```text
 //!   not IPv4, not UDP, no destination of ours ─────────────────► pass
+//!   MDGP that doesn't leave the host (TTL 0) ──────────────────► pass
 //!   not MDGW, no group of ours, other epoch, not before deadline ► refuse
 //! ```
-//! Registers: r6 the packet, r7 destination and later the slot, r8 length of the IP header, r9 deadline. Stack: 24
+//! Registers: r6 the packet, r7 destination and later the slot, r8 length of the IP header, r9 TTL and later the deadline. Stack: 24
 //! bytes below the frame for what is read of the packet.
 
 use std::{
@@ -18,7 +19,7 @@ use mdgw_feeds::{
     published::packet::{PACKET_MAGIC, PacketHeader},
 };
 
-use super::{SLOT_WORDS, bpf::Map};
+use super::{PROBE_MAGIC, SLOT_WORDS, bpf::Map};
 
 /// One instruction, as `bpf_insn` of linux/bpf.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +60,7 @@ pub(super) fn fence(map: &Map, groups: &[GroupId], destinations: &Destinations) 
     code.load_packet(IP_HEADER_BYTES, Target::Pass);
     code.push(LOAD_8, R1, R10, BUFFER + IP_PROTOCOL, 0);
     code.jump(JUMP_NOT_EQUAL, R1, libc::IPPROTO_UDP, Target::Pass);
+    code.push(LOAD_8, R9, R10, BUFFER + IP_TTL, 0);
     code.push(LOAD_32, R7, R10, BUFFER + IP_DESTINATION, 0);
     code.push(SHIFT_LEFT, R7, 0, 0, 16);
     code.push(LOAD_8, R8, R10, BUFFER, 0);
@@ -77,6 +79,16 @@ pub(super) fn fence(map: &Map, groups: &[GroupId], destinations: &Destinations) 
     code.jump(JUMP, 0, 0, Target::Pass);
 
     code.place(Target::Fenced);
+    // A gateway's probe, whether it hears its group: no receiver takes it for a packet, nor does it come to another host.
+    code.jump(JUMP_NOT_EQUAL, R9, 0, Target::Published);
+    code.push(MOV_REGISTER, R2, R8, 0, 0);
+    code.push(ADD, R2, 0, 0, UDP_HEADER_BYTES);
+    code.load_packet(MAGIC_BYTES, Target::Refuse);
+    code.push(LOAD_32, R1, R10, BUFFER, 0);
+    code.jump(JUMP_NOT_EQUAL_32, R1, i32::from_ne_bytes(*PROBE_MAGIC), Target::Published);
+    code.jump(JUMP, 0, 0, Target::Pass);
+
+    code.place(Target::Published);
     code.push(MOV_REGISTER, R2, R8, 0, 0);
     code.push(ADD, R2, 0, 0, UDP_HEADER_BYTES);
     code.load_packet(PUBLISHED_BYTES, Target::Refuse);
@@ -116,6 +128,7 @@ pub(super) fn fence(map: &Map, groups: &[GroupId], destinations: &Destinations) 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Target {
     Fenced,
+    Published,
     KnownGroup,
     Pass,
     Refuse,
@@ -231,11 +244,13 @@ const ETH_P_IP: u16 = 0x0800;
 /// What is read of the packet, below the frame.
 const BUFFER: i16 = -24;
 const IP_HEADER_BYTES: i32 = 20;
+const IP_TTL: i16 = 8;
 const IP_PROTOCOL: i16 = 9;
 const IP_DESTINATION: i16 = 16;
 const UDP_DESTINATION: i32 = 2;
 const UDP_HEADER_BYTES: i32 = 8;
 
+const MAGIC_BYTES: i32 = 4;
 /// A published packet's header up to its epoch.
 const PUBLISHED_BYTES: i32 = 24;
 const PUBLISHED_MAGIC: i16 = 0;

@@ -163,6 +163,14 @@ fn the_gateways_part() {
                 say(told(socket.send_to(b"no packet of ours", destination)));
                 continue;
             }
+            // destination, time to live
+            "send-probe" => {
+                let destination: SocketAddrV4 = words[1].parse().unwrap();
+                socket.set_multicast_ttl_v4(words[2].parse().unwrap()).unwrap();
+                say(told(socket.send_to(&[&PROBE_MAGIC[..], &[1, 0, 0, 0]].concat(), destination)));
+                socket.set_multicast_ttl_v4(1).unwrap();
+                continue;
+            }
             other => panic!("{other}"),
         }
         say("done".to_owned());
@@ -286,6 +294,19 @@ fn nothing_else_is_touched() {
     // This process is not in the gateway's cgroup.
     let stranger = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     stranger.send_to(&packet(GROUPS[0], Epoch::new(5, 1)), OUTPUT).unwrap();
+    assert_eq!(arrived(&listener), 1);
+}
+
+#[test]
+fn a_standby_finds_out_through_a_closed_fence_whether_it_hears_its_group() {
+    let Some(()) = namespace::enter() else { return };
+    let listener = listener();
+    let Some(mut gateway) = Gateway::start() else { return };
+    assert_eq!(gateway.tell(&format!("send-probe {OUTPUT} 0")), "sent");
+    assert_eq!(arrived(&listener), 1, "through the kernel, on this host alone");
+    assert_eq!(gateway.tell(&format!("send-probe {OUTPUT} 1")), "refused", "it would leave the host");
+    gateway.tell(&format!("open 0 5 {FAR_NS}"));
+    assert_eq!(gateway.tell(&format!("send-probe {OUTPUT} 0")), "sent");
     assert_eq!(arrived(&listener), 1);
 }
 
