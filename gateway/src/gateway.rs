@@ -386,11 +386,8 @@ impl Gateway {
         let epochs = self.groups.iter().map(|(group, desk)| (*group, Arc::clone(desk.epochs()))).collect();
         let desks: Vec<_> = self.groups.values().cloned().collect();
         let channels = Channels::new(move |channel, message| {
-            // No room: it is asked for again.
-            let _full = desks
-                .iter()
-                .find(|desk| desk.channels().any(|id| id == channel))
-                .map(|desk| desk.tell(channel, message));
+            let desk = desks.iter().find(|desk| desk.channels().any(|id| id == channel));
+            desk.is_some_and(|desk| desk.tell(channel, message).is_ok())
         });
         let (peer_gaps, history) = (Arc::clone(&self.peer_gaps), Arc::clone(&self.history));
         let parts = PairParts { board, epochs, logs: self.logs.clone(), peer_gaps, history, channels };
@@ -494,13 +491,11 @@ impl Gateway {
         let progress = if self.fault().is_some() { Progress::Stuck } else { Progress::Running };
         let Some(board) = self.standby.as_ref().map(Standby::board) else { return };
         // With a link its thread does, sooner.
-        while self.link.is_none()
-            && let Some((channel, session)) = board.take_gap()
-        {
-            if let Some(desk) = self.groups.values().find(|desk| desk.channels().any(|id| id == channel)) {
-                // No room: it is at work on what came before, and the next gap is told again.
-                let _full = desk.tell(channel, ChannelMessage::PeerDeclaredGap(session));
-            }
+        if self.link.is_none() {
+            board.tell_gaps(|channel, session| {
+                let desk = self.groups.values().find(|desk| desk.channels().any(|id| id == channel));
+                desk.is_some_and(|desk| desk.tell(channel, ChannelMessage::PeerDeclaredGap(session)).is_ok())
+            });
         }
         let around = condition::Surroundings {
             board,

@@ -40,6 +40,8 @@ pub(super) struct StraightLine<C> {
     has_ended: bool,
     /// Input of this session was missed: what it named isn't known.
     has_missed: bool,
+    /// The newest session of which the other gateway has published a gap.
+    peer_gap: Option<Session>,
     pub(super) has_failed: bool,
     told: ChannelState,
 }
@@ -58,6 +60,7 @@ impl<C: Core> StraightLine<C> {
             ends_at: None,
             has_ended: false,
             has_missed: false,
+            peer_gap: None,
             has_failed: false,
             told: ChannelState::Waiting,
             config,
@@ -242,7 +245,7 @@ impl<C: Core> StraightLine<C> {
             self.counters.late_starts += 1;
         }
         self.has_missed = joins_late && expected != Some(Sequence(1));
-        if self.has_missed {
+        if self.has_missed || self.peer_gap == Some(session) {
             self.core.on_gap();
         }
     }
@@ -317,7 +320,9 @@ impl<C: Core> StraightLine<C> {
         self.arbiter.peer_answered(now);
     }
 
+    /// It may be ahead, in a session that has not begun here.
     pub(super) fn peer_declared_gap(&mut self, session: Session) {
+        self.peer_gap = self.peer_gap.max(Some(session));
         if self.sessions.current().is_some_and(|current| current.session == session) {
             self.core.on_gap();
         }

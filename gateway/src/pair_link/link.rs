@@ -73,12 +73,12 @@ pub struct PairParts {
 }
 
 /// How the own channels are told something.
-pub struct Channels(Box<dyn FnMut(ChannelId, ChannelMessage) + Send>);
+pub struct Channels(Box<dyn FnMut(ChannelId, ChannelMessage) -> bool + Send>);
 
 impl Channels {
-    /// By that function, which must not wait.
+    /// By that function, which must not wait. It says whether the channel had room for the message.
     #[must_use]
-    pub fn new(tell: impl FnMut(ChannelId, ChannelMessage) + Send + 'static) -> Self {
+    pub fn new(tell: impl FnMut(ChannelId, ChannelMessage) -> bool + Send + 'static) -> Self {
         Self(Box::new(tell))
     }
 }
@@ -287,9 +287,8 @@ impl Link {
             }
         }
         self.hear_datagrams(now);
-        while let Some((channel, session)) = self.board.take_gap() {
-            self.channels.0(channel, ChannelMessage::PeerDeclaredGap(session));
-        }
+        let channels = &mut self.channels.0;
+        self.board.tell_gaps(|channel, session| channels(channel, ChannelMessage::PeerDeclaredGap(session)));
     }
 
     fn accept(&mut self, now: MonoNs) {
@@ -453,9 +452,13 @@ impl Link {
             }
             LinkMessage::GapAsk(range) => self.answer_gap(&range, connection),
             LinkMessage::GapPacket { channel, bytes } => {
-                self.channels.0(channel, ChannelMessage::Recovered(bytes.into()));
+                // No room: it is asked for again.
+                let _full = self.channels.0(channel, ChannelMessage::Recovered(bytes.into()));
             }
-            LinkMessage::GapEnd(range) => self.channels.0(range.channel, ChannelMessage::PeerAnswered),
+            LinkMessage::GapEnd(range) => {
+                // No room: whoever asked waits for its time-out.
+                let _full = self.channels.0(range.channel, ChannelMessage::PeerAnswered);
+            }
         }
     }
 

@@ -128,8 +128,8 @@ pub struct Board {
     /// Windows of the own log that are complete.
     windows: ArrayQueue<WindowHash>,
     probes: Mutex<ProbeTimes>,
-    /// Channels in which the other gateway has declared a gap, with the numbering.
-    gaps: ArrayQueue<(ChannelId, Session)>,
+    /// Channels in which the other gateway has declared a gap, with the newest such numbering, until they are told.
+    gaps: Mutex<BTreeMap<ChannelId, Session>>,
 }
 
 /// One channel on the [`Board`].
@@ -182,10 +182,17 @@ impl Board {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A channel of which the gateway that leads has just declared a gap, with its numbering. The channel is to be told.
-    #[must_use]
-    pub fn take_gap(&self) -> Option<(ChannelId, Session)> {
-        self.gaps.pop()
+    /// The gateway that leads has declared a gap in that numbering of a channel.
+    pub fn put_gap(&self, channel: ChannelId, session: Session) {
+        let mut gaps = self.gaps.lock().unwrap_or_else(PoisonError::into_inner);
+        gaps.entry(channel).and_modify(|known| *known = (*known).max(session)).or_insert(session);
+    }
+
+    /// Tells channels of gaps that the gateway that leads has declared. What `tell` could not say comes again: a book must
+    /// not pass for sound because an inbox was full.
+    pub fn tell_gaps(&self, mut tell: impl FnMut(ChannelId, Session) -> bool) {
+        let mut gaps = self.gaps.lock().unwrap_or_else(PoisonError::into_inner);
+        gaps.retain(|channel, session| !tell(*channel, *session));
     }
 
     /// Whether this gateway hears what is sent on its groups.
@@ -207,8 +214,8 @@ impl Board {
 
 impl Default for Board {
     fn default() -> Self {
-        let (windows, gaps) = (ArrayQueue::new(WINDOWS_MAX), ArrayQueue::new(GAPS_MAX));
-        Self { channels: Mutex::default(), windows, probes: Mutex::default(), gaps }
+        let windows = ArrayQueue::new(WINDOWS_MAX);
+        Self { channels: Mutex::default(), windows, probes: Mutex::default(), gaps: Mutex::default() }
     }
 }
 
@@ -492,8 +499,7 @@ impl Listener {
         if !channel.fence.allows(now) && channel.hears_gap(&packet) {
             let (id, session) = (channel.id, meta.session);
             tracing::warn!(alarm = "gap-declared", channel = id.0, %session, "the gateway that leads declared it: books are in doubt here too");
-            // There is room for one of each channel; the oldest gives way.
-            let _oldest = self.board.gaps.force_push((id, session));
+            self.board.put_gap(id, session);
         }
         channel.tracker.accept(span, meta.epoch, now);
         Ok(())
@@ -560,8 +566,36 @@ const FOLLOW_INTERVAL: Duration = Duration::from_millis(1);
 const QUOTA: usize = 256;
 /// Complete windows that wait to be compared.
 const WINDOWS_MAX: usize = 1_024;
-/// Declared gaps that no channel has been told of: more than there are channels.
-const GAPS_MAX: usize = 256;
 /// Outputs of any configured size.
 const PACKET_BYTES_MAX_OF_ANY: usize = 65_536;
 const _: () = assert!(PACKET_BYTES_MAX <= PACKET_BYTES_MAX_OF_ANY);
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use mdgw_feeds::{identity::Feed, time::TradingDate};
+
+    use super::*;
+
+    #[test]
+    fn a_declared_gap_is_told_until_the_channel_has_taken_it() {
+        let session = |restart| {
+            let date = TradingDate::from_yyyymmdd(20_230_822).unwrap();
+            Session { feed: Feed::IexDeep, date, restart }
+        };
+        let board = Board::default();
+        let told = |is_taken: bool| {
+            let mut told = Vec::new();
+            board.tell_gaps(|channel, session| {
+                told.push((channel.0, session.restart));
+                is_taken
+            });
+            told
+        };
+        board.put_gap(ChannelId(1), session(1));
+        board.put_gap(ChannelId(2), session(0));
+        assert_eq!(told(false), [(1, 1), (2, 0)], "their inboxes are full");
+        board.put_gap(ChannelId(1), session(0));
+        assert_eq!(told(true), [(1, 1), (2, 0)], "the newest numbering of each");
+        assert_eq!(told(true), [(0, 0); 0]);
+    }
+}

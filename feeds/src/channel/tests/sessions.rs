@@ -98,6 +98,20 @@ fn a_late_start_begins_where_it_is_and_every_book_is_suspect() {
 }
 
 #[test]
+fn a_gap_that_the_other_gateway_published_counts_in_its_session_whenever_it_is_told() {
+    let (mut before, mut stream) = itch();
+    let first = stream.packet(&[order(1)]);
+    before.datagram(Line::A, &first);
+    let (session, _) = before.seen.sessions[0];
+    for (told, is_suspect) in [(session, true), (Session { restart: session.restart + 1, ..session }, false)] {
+        let (mut world, _) = itch();
+        world.channel.peer_declared_gap(told);
+        world.datagram(Line::A, &first);
+        assert_eq!(world.seen.messages()[0].is_suspect, is_suspect, "{told}, before {session} began here");
+    }
+}
+
+#[test]
 fn a_session_ends_once_all_of_it_has_come() {
     let (mut world, mut stream) = itch();
     let packets = stream.packets(&[order(1), order(2)], 1);

@@ -36,7 +36,7 @@ fn parts() -> PairParts {
         logs: BTreeMap::new(),
         peer_gaps: Arc::new(PeerGaps::new(1)),
         history: Arc::new(InputHistory::new([], 0)),
-        channels: Channels::new(|_, _| {}),
+        channels: Channels::new(|_, _| true),
     }
 }
 
