@@ -48,7 +48,10 @@ use crate::{
         entry::{Change, Reached},
         file::AuditError,
     },
-    config::{Resolved, resolved::LinkConfig},
+    config::{
+        Resolved,
+        resolved::{Backend, LinkConfig},
+    },
     control::{ControlServer, GroupControl, PairControl},
     election::{
         access::AccessError,
@@ -314,7 +317,10 @@ impl Gateway {
     /// When the socket can't be made.
     pub fn serve_control(&mut self, config: &Resolved) -> Result<(), GatewayError> {
         let Some(path) = &config.gateway.control_socket else { return Ok(()) };
-        let groups = self.elections.iter().map(|(group, election)| (*group, self.group_control(*group, election)));
+        let backend = config.election.as_ref().map(|election| &election.backend);
+        let may_split = matches!(backend, Some(Backend::Emergent(_)));
+        let groups =
+            self.elections.iter().map(|(group, election)| (*group, self.group_control(*group, election, may_split)));
         let audit = config.gateway.audit_file.clone();
         let pair = PairControl { node: NodeId(self.node), groups: groups.collect(), audit };
         let served = ControlServer::start(path, move |request| pair.answer(request));
@@ -322,7 +328,8 @@ impl Gateway {
         Ok(())
     }
 
-    fn group_control(&self, group: GroupId, election: &Election) -> GroupControl {
+    /// `may_split`: two gateways may lead at a time while the network between them is cut.
+    fn group_control(&self, group: GroupId, election: &Election, may_split: bool) -> GroupControl {
         let admitting = election.clone();
         let board = self.board().cloned();
         let channels: Vec<ChannelId> = self.group(group).into_iter().flat_map(GroupDesk::channels).collect();
@@ -347,7 +354,13 @@ impl Gateway {
             });
             let fitness = condition.map(|condition| condition.fitness.class().name());
             let takeovers = costs.as_ref().map(|costs| lock(costs).to_json());
-            json!({ "takeovers": takeovers, "fitness": fitness, "joining": joining, "channels": told.collect::<Vec<_>>() })
+            json!({
+                "may_split": may_split,
+                "takeovers": takeovers,
+                "fitness": fitness,
+                "joining": joining,
+                "channels": told.collect::<Vec<_>>(),
+            })
         };
         let latch = Arc::new(election.clone());
         let admit = move |node, name| admitting.admit(node, name);

@@ -99,8 +99,14 @@ pub(super) fn status(args: &Socket) -> anyhow::Result<Outcome> {
     })
 }
 
-/// What isn't as it should be: nothing for a gateway that stands and is fit.
+/// What isn't as it should be: nothing for a gateway that stands and is fit, in an election that can't have two leaders.
 fn write_condition(details: &Value, text: &mut String) -> anyhow::Result<()> {
+    if details["may_split"] == true {
+        writeln!(
+            text,
+            "       splits are allowed (emergent): two may lead while the network is cut; receivers take the higher epoch"
+        )?;
+    }
     let joining = &details["joining"];
     if joining["standing"] == "joins" {
         writeln!(
@@ -284,6 +290,17 @@ mod tests {
         );
         let nothing = json!({ "channel": 1, "sent_again_packets": 0 });
         assert!(channel_text(&nothing).contains("no blackout known, heard up to nothing"));
+    }
+
+    #[test]
+    fn a_status_says_what_is_not_as_it_should_be() {
+        let told = |details: &Value| {
+            let mut text = String::new();
+            write_condition(details, &mut text).unwrap();
+            text
+        };
+        assert_eq!(told(&json!({ "fitness": "fit", "may_split": false, "channels": [] })), "");
+        assert!(told(&json!({ "may_split": true })).contains("splits are allowed (emergent)"));
     }
 
     #[test]
