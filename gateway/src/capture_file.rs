@@ -10,9 +10,11 @@
 mod byte_source;
 mod day_file;
 mod error;
+mod frame_header;
 mod link;
 mod pcap;
 mod pcapng;
+pub mod pcapng_blocks;
 mod writer;
 
 #[cfg(test)]
@@ -32,6 +34,7 @@ use mdgw_feeds::time::TradingDate;
 use self::{byte_source::ByteSource, day_file::DayFile, link::LinkLayer, pcap::Pcap, pcapng::PcapNg};
 pub use self::{
     error::{CaptureError, CaptureFault},
+    frame_header::{FRAME_HEADER_BYTES, frame_header},
     link::VlanTags,
     writer::PcapWriter,
 };
@@ -287,6 +290,13 @@ impl CaptureFile {
             }
         }
     }
+}
+
+/// Sender and payload of the UDP datagram in an Ethernet frame, where it is whole.
+#[must_use]
+pub fn udp_payload(frame: &[u8]) -> Option<(SocketAddr, &[u8])> {
+    let udp = link::find_udp(LinkLayer::Ethernet, frame).ok()?;
+    if udp.is_cut { None } else { frame.get(udp.payload).map(|payload| (udp.src, payload)) }
 }
 
 /// The current datagram; `payload` counts from the first unconsumed byte of the source (or of the day file's packet).

@@ -4,6 +4,7 @@
 //! go to standard error as one line: `mdgw: <act> <object>: <cause>`.
 
 mod book;
+mod capture;
 mod check;
 mod convert;
 mod demo;
@@ -12,6 +13,7 @@ mod ha;
 mod inspect;
 mod logging;
 mod merge;
+mod quantity;
 mod replay;
 mod report;
 mod run;
@@ -32,6 +34,7 @@ use clap::{Parser, Subcommand};
 pub fn run() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Book(args) => book::run(&args),
+        Command::Capture(args) => capture::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Convert(args) => convert::run(&args),
         Command::Demo(args) => demo::run(&args),
@@ -84,6 +87,8 @@ struct Cli {
 enum Command {
     /// Show the order books of a capture at a moment, or how their tops change.
     Book(book::Args),
+    /// Write lines to pcapng files, with the stamps of the kernel or the NIC.
+    Capture(capture::Args),
     /// Explain what a configuration would run, or what is wrong with it.
     Check(check::Args),
     /// Turn DBN into CSV, JSON lines or Parquet.

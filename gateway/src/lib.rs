@@ -4,6 +4,7 @@
 
 pub mod audit;
 pub mod book_view;
+pub mod capture;
 pub mod capture_file;
 pub mod cli;
 pub mod config;

@@ -10,6 +10,7 @@ pub mod interfaces;
 pub mod kernel_fence;
 #[cfg(test)]
 pub(crate) mod namespace;
+pub mod packet_ring;
 pub mod pidfd;
 pub mod poll;
 pub mod robust_mutex;

@@ -92,7 +92,7 @@ impl ThreadIo for EpollIo {
 /// One `recvmmsg` for each socket. The first error is returned when every socket has been tried: a fault of one line
 /// must not starve the other. Nor must its load: each gets an equal share of the room that the ones before it left, so
 /// that lines under a burst advance side by side and the reorder window holds little more than their skew.
-pub(in crate::net) fn receive_in_turn(sockets: &[(Line, RawFd)], batch: &mut ReceiveBatch) -> io::Result<LineSet> {
+pub(crate) fn receive_in_turn(sockets: &[(Line, RawFd)], batch: &mut ReceiveBatch) -> io::Result<LineSet> {
     let mut unfinished = LineSet::default();
     let mut fault = None;
     for (behind, &(line, socket)) in sockets.iter().enumerate().map(|(place, socket)| (sockets.len() - place, socket)) {

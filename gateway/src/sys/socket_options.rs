@@ -60,27 +60,23 @@ pub fn leave_source(socket: &impl AsFd, interface_index: u32, group: Ipv4Addr, s
 /// # Errors
 /// When it is no socket.
 pub fn drop_count(socket: &impl AsFd) -> io::Result<u32> {
-    let mut values = [0_u32; MEMINFO_VALUES];
-    let mut length = bytes_of::<[u32; MEMINFO_VALUES]>();
-    // SAFETY: getsockopt(2) writes at most `length` bytes to `values`, which has that many, and the length written to
-    // `length`.
-    let refused = unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_MEMINFO,
-            (&raw mut values).cast(),
-            &raw mut length,
-        )
-    };
-    if refused != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let values = get::<[u32; MEMINFO_VALUES]>(socket, libc::SOL_SOCKET, libc::SO_MEMINFO)?;
     Ok(values[DROPS])
 }
 
+/// Reads an option whose form is `T`, integers all; what the kernel doesn't write stays 0.
+pub(super) fn get<T: zerocopy::FromBytes>(socket: &impl AsFd, level: i32, option: i32) -> io::Result<T> {
+    let mut value = T::new_zeroed();
+    let mut length = bytes_of::<T>();
+    let descriptor = socket.as_fd().as_raw_fd();
+    // SAFETY: getsockopt(2) writes at most `length` bytes to `value`, which has that many and may hold any, and the
+    // length written to `length`.
+    let refused = unsafe { libc::getsockopt(descriptor, level, option, (&raw mut value).cast(), &raw mut length) };
+    if refused == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Sends to sockets of ours that have `value` as an option's form.
-fn set<T>(socket: &impl AsFd, level: i32, option: i32, value: &T) -> io::Result<()> {
+pub(super) fn set<T>(socket: &impl AsFd, level: i32, option: i32, value: &T) -> io::Result<()> {
     // SAFETY: setsockopt(2) reads `value`, whose size it is told.
     let refused = unsafe {
         libc::setsockopt(socket.as_fd().as_raw_fd(), level, option, std::ptr::from_ref(value).cast(), bytes_of::<T>())

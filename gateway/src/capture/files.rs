@@ -1,0 +1,156 @@
+//! Which file is next: names, and when one is full.
+
+use std::path::{Path, PathBuf};
+
+use time::UtcDateTime;
+
+/// Where a capture goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputFiles {
+    /// The file; `-` is standard output. With rotation or a trigger: what the names of its files begin and end with
+    /// (`day.pcapng.zst` gives `day-00001-20261121T143000Z.pcapng.zst`). Compressed if it ends in `.zst`.
+    pub path: PathBuf,
+    /// A file is followed by the next before it grows beyond that, counted before compression.
+    pub bytes_max: Option<u64>,
+    /// A file is followed by the next when it has packets of so long, ns.
+    pub span_ns_max: Option<u64>,
+    /// Of the files of this capture, only the last so many stay.
+    pub keep: Option<usize>,
+}
+
+/// Files that can't be written as asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidOutput {
+    /// Standard output is one file.
+    #[error("standard output can't be rotated or wait for a trigger: name a file with --out")]
+    StandardOutput,
+    /// A ring needs files that end.
+    #[error("--files says how many files stay: say with --rotate-size, --rotate-time or --trigger when one ends")]
+    KeepWithoutEnd,
+}
+
+impl OutputFiles {
+    /// Whether this can be done.
+    ///
+    /// # Errors
+    /// See [`InvalidOutput`].
+    pub fn check(&self, has_trigger: bool) -> Result<(), InvalidOutput> {
+        let is_series = self.is_series(has_trigger);
+        if is_series && super::is_standard_output(&self.path) {
+            return Err(InvalidOutput::StandardOutput);
+        }
+        if self.keep.is_some() && !is_series {
+            return Err(InvalidOutput::KeepWithoutEnd);
+        }
+        Ok(())
+    }
+
+    fn is_series(&self, has_trigger: bool) -> bool {
+        has_trigger || self.bytes_max.is_some() || self.span_ns_max.is_some()
+    }
+}
+
+/// Hands out the names of a capture's files.
+#[derive(Debug)]
+pub(super) struct Series {
+    files: OutputFiles,
+    is_series: bool,
+    begun: u64,
+}
+
+/// A file that is being written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Current {
+    pub(super) bytes: u64,
+    /// Time of its first packet.
+    pub(super) first_ns: Option<u64>,
+}
+
+impl Series {
+    pub(super) fn new(files: &OutputFiles, has_trigger: bool) -> Self {
+        Self { files: files.clone(), is_series: files.is_series(has_trigger), begun: 0 }
+    }
+
+    /// Name of the file that begins now.
+    pub(super) fn next(&mut self, now_ns: u64) -> PathBuf {
+        self.begun += 1;
+        if self.is_series { numbered(&self.files.path, self.begun, now_ns) } else { self.files.path.clone() }
+    }
+
+    /// Files begun so far.
+    pub(super) fn begun(&self) -> u64 {
+        self.begun
+    }
+
+    /// Whether a block of so many bytes at that time belongs to the next file.
+    pub(super) fn is_full(&self, current: Current, time_ns: u64, block_bytes: usize) -> bool {
+        let Some(first_ns) = current.first_ns else { return false };
+        let too_large = self.files.bytes_max.is_some_and(|max| current.bytes + block_bytes as u64 > max);
+        let too_long = self.files.span_ns_max.is_some_and(|max| time_ns >= first_ns.saturating_add(max));
+        too_large || too_long
+    }
+}
+
+/// `folder/stem-00001-20261121T143000Z.endings`.
+fn numbered(path: &Path, number: u64, now_ns: u64) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let (stem, endings) = match name.find(".pcap").or_else(|| name.find('.')) {
+        Some(at) if at > 0 => name.split_at(at),
+        _ => (&*name, ""),
+    };
+    let time = UtcDateTime::from_unix_timestamp_nanos(now_ns.into()).unwrap_or(UtcDateTime::UNIX_EPOCH);
+    let (year, month, day) = time.to_calendar_date();
+    let (hour, minute, second) = time.as_hms();
+    let month = u8::from(month);
+    let stamp = format!("{year:04}{month:02}{day:02}T{hour:02}{minute:02}{second:02}Z");
+    path.with_file_name(format!("{stem}-{number:05}-{stamp}{endings}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW_NS: u64 = 1_700_000_000_123_456_789;
+
+    fn files(path: &str) -> OutputFiles {
+        OutputFiles { path: path.into(), bytes_max: Some(1_000), span_ns_max: Some(60), keep: None }
+    }
+
+    #[test]
+    fn names_say_number_and_time_and_keep_their_endings() {
+        let check = |path: &str, expected: &str| {
+            let mut series = Series::new(&files(path), false);
+            series.next(NOW_NS);
+            assert_eq!(series.next(NOW_NS), Path::new(expected));
+        };
+        check("a/day.pcapng.zst", "a/day-00002-20231114T221320Z.pcapng.zst");
+        check("day.2.pcapng", "day.2-00002-20231114T221320Z.pcapng");
+        check("day", "day-00002-20231114T221320Z");
+        check(".hidden", ".hidden-00002-20231114T221320Z");
+    }
+
+    #[test]
+    fn one_file_keeps_its_name() {
+        let whole = OutputFiles { bytes_max: None, span_ns_max: None, ..files("day.pcapng") };
+        assert_eq!(Series::new(&whole, false).next(NOW_NS), Path::new("day.pcapng"));
+    }
+
+    #[test]
+    fn a_file_is_full_by_size_or_by_time_but_never_without_a_packet() {
+        let series = Series::new(&files("x"), false);
+        let current = |bytes, first_ns| Current { bytes, first_ns };
+        assert!(!series.is_full(current(900, Some(5)), 64, 100));
+        assert!(series.is_full(current(901, Some(5)), 64, 100));
+        assert!(series.is_full(current(0, Some(5)), 65, 100));
+        assert!(!series.is_full(current(5_000, None), 65, 100), "a header alone is no reason for another file");
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_refused() {
+        assert_eq!(files("-").check(false), Err(InvalidOutput::StandardOutput));
+        let endless = OutputFiles { bytes_max: None, span_ns_max: None, keep: Some(3), path: "-".into() };
+        assert_eq!(endless.check(false), Err(InvalidOutput::KeepWithoutEnd));
+        assert_eq!(OutputFiles { keep: None, ..endless }.check(false), Ok(()));
+        assert_eq!(OutputFiles { keep: Some(3), ..files("a") }.check(false), Ok(()));
+    }
+}

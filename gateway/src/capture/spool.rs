@@ -1,0 +1,365 @@
+//! The thread that writes: disk and compression happen here, so that receiving waits for neither.
+//!
+//! Chunks go round: filled by the recorder, written here, handed back. There are a fixed number of them.
+
+use std::{
+    collections::VecDeque,
+    fs::{self, File},
+    io::{self, Write},
+    os::unix::fs::FileTypeExt as _,
+    path::{Path, PathBuf},
+    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    thread::JoinHandle,
+    time::Instant,
+};
+
+use super::RecordError;
+
+/// A file of the capture could not be written. What was written before is in it.
+#[derive(Debug, thiserror::Error)]
+#[error("{act} {path}")]
+pub struct SpoolError {
+    /// What was tried.
+    pub act: &'static str,
+    /// The file.
+    pub path: String,
+    /// What the system said.
+    #[source]
+    pub source: io::Error,
+}
+
+/// The recorder's end.
+#[derive(Debug)]
+pub(super) struct Spool {
+    orders: Option<SyncSender<Order>>,
+    empty: Receiver<Vec<u8>>,
+    thread: Option<JoinHandle<Result<Written, SpoolError>>>,
+    /// How long the recorder has waited for chunks, ns.
+    waited_ns: u64,
+}
+
+/// What was written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Written {
+    /// The files that there are, the oldest first.
+    pub(super) files: Vec<PathBuf>,
+    /// Files that gave way to newer ones.
+    pub(super) removed: u64,
+    /// Bytes written, as they are on disk.
+    pub(super) bytes: u64,
+}
+
+#[derive(Debug)]
+enum Order {
+    /// A file begins. Whoever waits for that is told when it is there.
+    Begin(PathBuf, Option<SyncSender<()>>),
+    /// Whole blocks for it.
+    Write(Vec<u8>),
+    /// It ends.
+    End,
+}
+
+impl Spool {
+    /// Starts the thread. Of the files, the last `keep` stay.
+    pub(super) fn start(keep: Option<usize>) -> io::Result<Self> {
+        let (give_back, empty) = sync_channel(CHUNKS);
+        for _ in 0..CHUNKS {
+            // There is room for all of them, and the other end is here.
+            let _ = give_back.send(Vec::with_capacity(CHUNK_BYTES));
+        }
+        let (orders, to_do) = sync_channel(CHUNKS);
+        let writer = Writer { keep, give_back, current: None, finished: VecDeque::new(), removed: 0, bytes: 0 };
+        let thread = std::thread::Builder::new().name("mdgw-spool".to_owned()).spawn(move || writer.run(&to_do))?;
+        Ok(Self { orders: Some(orders), empty, thread: Some(thread), waited_ns: 0 })
+    }
+
+    /// An empty chunk. Waits while all of them are being written.
+    pub(super) fn chunk(&mut self) -> Result<Vec<u8>, RecordError> {
+        if let Ok(chunk) = self.empty.try_recv() {
+            return Ok(chunk);
+        }
+        let since = Instant::now();
+        let chunk = self.empty.recv();
+        self.waited_ns += u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        chunk.map_err(|_| self.why())
+    }
+
+    pub(super) fn begin(&mut self, path: PathBuf) -> Result<(), RecordError> {
+        self.order(Order::Begin(path, None))
+    }
+
+    /// The same, and waits until the file is there.
+    pub(super) fn begin_now(&mut self, path: PathBuf) -> Result<(), RecordError> {
+        let (tell, told) = sync_channel(1);
+        self.order(Order::Begin(path, Some(tell)))?;
+        told.recv().map_err(|_| self.why())
+    }
+
+    pub(super) fn write(&mut self, chunk: Vec<u8>) -> Result<(), RecordError> {
+        self.order(Order::Write(chunk))
+    }
+
+    pub(super) fn end(&mut self) -> Result<(), RecordError> {
+        self.order(Order::End)
+    }
+
+    /// How long the recorder has waited for chunks, ns.
+    pub(super) fn waited_ns(&self) -> u64 {
+        self.waited_ns
+    }
+
+    /// Waits until everything is written.
+    pub(super) fn finish(mut self) -> Result<Written, RecordError> {
+        self.orders = None;
+        Ok(self.join()?)
+    }
+
+    fn order(&mut self, order: Order) -> Result<(), RecordError> {
+        match self.orders.as_ref().map(|orders| orders.send(order)) {
+            Some(Ok(())) => Ok(()),
+            _ => Err(self.why()),
+        }
+    }
+
+    /// Why the thread has ended.
+    fn why(&mut self) -> RecordError {
+        match self.join() {
+            Err(error) => error.into(),
+            Ok(_) => RecordError::Thread(io::Error::other("the thread that writes has ended")),
+        }
+    }
+
+    fn join(&mut self) -> Result<Written, SpoolError> {
+        let ended = self.thread.take().map(JoinHandle::join);
+        let panicked = || SpoolError {
+            act: "write",
+            path: "the capture".to_owned(),
+            source: io::Error::other("the thread that writes panicked"),
+        };
+        ended.and_then(Result::ok).unwrap_or_else(|| Err(panicked()))
+    }
+}
+
+/// Bytes of a chunk: large writes, and little lost when one is cut.
+pub(super) const CHUNK_BYTES: usize = 512 << 10;
+/// 32 MiB on the way to the disk: a third of a second at 100 MB/s.
+const CHUNKS: usize = 64;
+
+/// The thread's end.
+struct Writer {
+    keep: Option<usize>,
+    give_back: SyncSender<Vec<u8>>,
+    current: Option<OpenFile>,
+    finished: VecDeque<PathBuf>,
+    removed: u64,
+    bytes: u64,
+}
+
+struct OpenFile {
+    path: PathBuf,
+    sink: Sink,
+}
+
+enum Sink {
+    Plain(File),
+    Zstd(zstd::Encoder<'static, File>),
+    StandardOutput,
+}
+
+impl Writer {
+    fn run(mut self, to_do: &Receiver<Order>) -> Result<Written, SpoolError> {
+        for order in to_do {
+            match order {
+                Order::Begin(path, waiting) => {
+                    self.begin(path)?;
+                    // One message fits without anybody there.
+                    waiting.map(|waiting| waiting.send(()));
+                }
+                Order::Write(mut chunk) => {
+                    if let Some(file) = &mut self.current {
+                        file.write(&chunk)?;
+                    }
+                    chunk.clear();
+                    // The recorder may be gone already, and its chunks with it.
+                    let _ = self.give_back.send(chunk);
+                }
+                Order::End => self.end()?,
+            }
+        }
+        self.end()?;
+        Ok(Written { files: self.finished.into(), removed: self.removed, bytes: self.bytes })
+    }
+
+    fn begin(&mut self, path: PathBuf) -> Result<(), SpoolError> {
+        self.end()?;
+        while self.keep.is_some_and(|keep| self.finished.len() >= keep.max(1)) {
+            let Some(oldest) = self.finished.pop_front() else { break };
+            match fs::remove_file(&oldest) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    return Err(SpoolError { act: "remove", path: oldest.display().to_string(), source });
+                }
+                // Whoever took it away meanwhile may have it.
+                _ => self.removed += 1,
+            }
+        }
+        self.current = Some(OpenFile::create(path)?);
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), SpoolError> {
+        let Some(file) = self.current.take() else { return Ok(()) };
+        let path = file.path.clone();
+        self.bytes += file.finish()?;
+        self.finished.push_back(path);
+        Ok(())
+    }
+}
+
+impl OpenFile {
+    /// A new file; one that is there already is never written over, but a device or a pipe is written to.
+    fn create(path: PathBuf) -> Result<Self, SpoolError> {
+        if super::is_standard_output(&path) {
+            return Ok(Self { path, sink: Sink::StandardOutput });
+        }
+        let is_compressed = path.extension().is_some_and(|end| end == "zst");
+        let opened = match File::create_new(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_stream(&path) => {
+                File::options().write(true).open(&path)
+            }
+            other => other,
+        };
+        let sink = opened.and_then(|file| {
+            Ok(if is_compressed { Sink::Zstd(zstd::Encoder::new(file, ZSTD_LEVEL)?) } else { Sink::Plain(file) })
+        });
+        let shown = path.display().to_string();
+        sink.map(|sink| Self { path, sink }).map_err(|source| SpoolError { act: "create", path: shown, source })
+    }
+
+    /// Writes whole blocks through to the system. Where that fails, the file ends with the block before them.
+    fn write(&mut self, blocks: &[u8]) -> Result<(), SpoolError> {
+        let whole_bytes = self.position();
+        let written = match &mut self.sink {
+            Sink::Plain(file) => file.write_all(blocks),
+            Sink::Zstd(encoder) => encoder.write_all(blocks).and_then(|()| encoder.flush()),
+            Sink::StandardOutput => {
+                let mut stdout = io::stdout().lock();
+                stdout.write_all(blocks).and_then(|()| stdout.flush())
+            }
+        };
+        written.map_err(|source| {
+            let file = match &self.sink {
+                Sink::Plain(file) => Some(file),
+                Sink::Zstd(encoder) => Some(encoder.get_ref()),
+                Sink::StandardOutput => None,
+            };
+            // A reader bears with half a block; where it can be helped, it doesn't have to.
+            if let Some((file, whole_bytes)) = file.zip(whole_bytes) {
+                let _ = file.set_len(whole_bytes);
+            }
+            self.failed(source)
+        })
+    }
+
+    /// Bytes so far; `None` where there is no file.
+    fn position(&self) -> Option<u64> {
+        let file = match &self.sink {
+            Sink::Plain(file) => file,
+            Sink::Zstd(encoder) => encoder.get_ref(),
+            Sink::StandardOutput => return None,
+        };
+        file.metadata().ok().filter(fs::Metadata::is_file).map(|metadata| metadata.len())
+    }
+
+    /// Ends the file; its bytes.
+    fn finish(mut self) -> Result<u64, SpoolError> {
+        if let Sink::Zstd(encoder) = self.sink {
+            let path = self.path.display().to_string();
+            let ended = encoder.finish().map_err(|source| SpoolError { act: "write", path, source });
+            self.sink = Sink::Plain(ended?);
+        }
+        Ok(self.position().unwrap_or(0))
+    }
+
+    fn failed(&self, source: io::Error) -> SpoolError {
+        SpoolError { act: "write", path: self.path.display().to_string(), source }
+    }
+}
+
+fn is_stream(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_char_device() || metadata.file_type().is_fifo())
+}
+
+/// The library's default: half a gigabyte a second on a core.
+const ZSTD_LEVEL: i32 = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_files_stay_and_the_others_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut spool = Spool::start(Some(2)).unwrap();
+        for name in ["a", "b", "c", "d"] {
+            spool.begin(folder.path().join(name)).unwrap();
+            let mut chunk = spool.chunk().unwrap();
+            chunk.extend_from_slice(name.as_bytes());
+            spool.write(chunk).unwrap();
+        }
+        let written = spool.finish().unwrap();
+        assert_eq!(written.files, ["c", "d"].map(|name| folder.path().join(name)));
+        assert_eq!((written.removed, written.bytes), (2, 4));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+        assert_eq!(fs::read(folder.path().join("d")).unwrap(), b"d");
+    }
+
+    #[test]
+    fn chunks_go_round_and_what_ends_in_zst_is_compressed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.pcapng.zst");
+        let mut spool = Spool::start(None).unwrap();
+        spool.begin(path.clone()).unwrap();
+        for number in 0..u32::try_from(3 * CHUNKS).unwrap() {
+            let mut chunk = spool.chunk().unwrap();
+            assert!(chunk.is_empty() && chunk.capacity() >= CHUNK_BYTES);
+            chunk.extend_from_slice(&number.to_le_bytes());
+            spool.write(chunk).unwrap();
+        }
+        spool.finish().unwrap();
+        let content = zstd::decode_all(File::open(&path).unwrap()).unwrap();
+        let numbers: Vec<u8> = (0..u32::try_from(3 * CHUNKS).unwrap()).flat_map(u32::to_le_bytes).collect();
+        assert_eq!(content, numbers);
+    }
+
+    #[test]
+    fn nothing_is_written_over_and_a_full_disk_is_told_with_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("there");
+        fs::write(&path, "before").unwrap();
+        let mut spool = Spool::start(None).unwrap();
+        let error = spool.begin_now(path.clone()).unwrap_err();
+        assert!(in_full(&error).contains(&format!("create {}: File exists", path.display())), "{}", in_full(&error));
+        assert_eq!(fs::read(&path).unwrap(), b"before");
+
+        let mut spool = Spool::start(None).unwrap();
+        spool.begin("/dev/full".into()).unwrap();
+        let mut chunk = spool.chunk().unwrap();
+        chunk.push(1);
+        spool.write(chunk).unwrap();
+        let error = spool.finish().unwrap_err();
+        assert!(in_full(&error).contains("write /dev/full: No space left"), "{}", in_full(&error));
+    }
+
+    #[test]
+    fn whoever_hands_over_after_a_failure_is_told_of_it() {
+        let mut spool = Spool::start(None).unwrap();
+        spool.begin("/nonexistent/folder/file".into()).unwrap();
+        // The orders before the thread notices are lost with it; it must not take longer than there are chunks.
+        let told = (0..=2 * CHUNKS).find_map(|_| spool.chunk().and_then(|chunk| spool.write(chunk)).err());
+        assert!(in_full(&told.unwrap()).contains("create /nonexistent/folder/file: No such file"));
+    }
+
+    fn in_full(error: &dyn std::error::Error) -> String {
+        error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {}", in_full(source)))
+    }
+}

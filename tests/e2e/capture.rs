@@ -1,0 +1,263 @@
+//! `mdgw capture` as it is run: other people's tools read its files, it ends in order, and what ends it otherwise (a kill,
+//! a full disk) costs no more than it must.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs,
+    net::SocketAddrV4,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use mdgw::capture_file::{CaptureFault, CaptureFile, OpenOptions};
+use mdgw_tests::{
+    captures::say,
+    process::{self, Mdgw, PATIENCE, Signal, program},
+    site::{Site, text},
+};
+
+#[test]
+fn wiresharks_tools_read_what_sockets_brought() {
+    check_with_wireshark("sockets", &[]);
+}
+
+#[test]
+fn wiresharks_tools_read_what_packet_rings_brought() {
+    if !rustix::process::geteuid().is_root() {
+        say("SKIPPED: capture --raw: takes root");
+        return;
+    }
+    check_with_wireshark("raw", &["--raw"]);
+}
+
+/// Everything that an exchange sends on two lines is in the file, and `capinfos` and `tshark` agree.
+fn check_with_wireshark(name: &str, more: &[&str]) {
+    let site = Site::new();
+    let out = site.path(&format!("{name}.pcapng"));
+    let capture = start(&site.lines, &out, more);
+    let sent = play(&site.lines, &["--messages", "40000", "--rate", "8000"]);
+    let summary = capture.end_by(Signal::Terminate).with_code(0).json();
+    let lines = summary["lines"].as_array().unwrap();
+    let count = |field: &str| lines.iter().map(|line| line[field].as_u64().unwrap()).sum::<u64>();
+    assert_eq!(count("packets") + count("dropped"), sent, "{summary}");
+    assert!(count("packets") > 0);
+    assert_eq!(datagrams(&out).len() as u64, count("packets"));
+
+    let Some(told) = wireshark("capinfos", &["-M", "-T", "-B", "-m", text(&out)]) else { return };
+    assert!(told.contains(&format!(",{},", count("packets"))), "{told}");
+    let told = wireshark("capinfos", &["-M", text(&out)]).unwrap();
+    for expected in ["pcapng", "Ethernet", "nanoseconds", "Number of interfaces in file: 2", "Name = A", "Name = B"] {
+        assert!(told.contains(expected), "{expected}: {told}");
+    }
+    assert!(!told.contains("Number of stat entries = 0"), "{told}");
+
+    let fields = ["-e", "frame.interface_name", "-e", "ip.dst", "-e", "udp.dstport", "-e", "udp.length"];
+    // Payloads as they are: what Wireshark guesses of a port is not in question.
+    let as_data = site.lines.map(|line| format!("udp.port=={},data", line.port()));
+    let decode = ["-d", &as_data[0], "-d", &as_data[1]];
+    let fields = [&["-r", text(&out), "-T", "fields", "-e", "_ws.malformed"], &decode[..], &fields[..]].concat();
+    let rows = wireshark("tshark", &fields).unwrap();
+    for (name, address, line) in [("A", site.lines[0], &lines[0]), ("B", site.lines[1], &lines[1])] {
+        let wanted = format!("\t{name}\t{}\t{}\t", address.ip(), address.port());
+        let found = rows.lines().filter(|row| row.starts_with(&wanted)).count() as u64;
+        assert_eq!(found, line["packets"].as_u64().unwrap(), "line {name}: {wanted:?}");
+    }
+    // What the file says of itself, block by block.
+    let told = wireshark("tshark", &["-X", "read_format:MIME Files Format", "-V", "-r", text(&out)]).unwrap();
+    for line in lines {
+        for (name, count) in [("Dropped by OS", &line["dropped"]), ("Delivered to the User", &line["packets"])] {
+            let expected = format!("Option: Number of Packets {name} = {count}\n");
+            assert!(told.contains(&expected), "{expected}");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_its_writer_was_killed_over_opens() {
+    for ending in ["pcapng", "pcapng.zst"] {
+        let site = Site::new();
+        let out = site.path(&format!("killed.{ending}"));
+        let capture = start(&site.lines, &out, &[]);
+        let exchange = exchange(&site.lines, &["--messages", "1000000", "--rate", "4000"]);
+        wait_until("packets are on disk", || bytes(&out) > 100_000);
+        capture.signal(Signal::Kill);
+        let _ = capture.end();
+        drop(exchange);
+        let mut file = CaptureFile::open(&out, &OpenOptions::default()).unwrap();
+        let ended = loop {
+            match file.next_datagram() {
+                Ok(Some(_)) => {}
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(error.fault),
+            }
+        };
+        // Compressed, its last frame has no end.
+        let is_as_it_must = match &ended {
+            Ok(()) => true,
+            Err(CaptureFault::Truncated { .. }) => true,
+            Err(CaptureFault::Read(_)) => ending.ends_with("zst"),
+            Err(_) => false,
+        };
+        assert!(is_as_it_must, "{ending}: {ended:?}");
+        let packets = file.counts().datagrams;
+        assert!(packets > 100, "{ending}: {packets} packets");
+        if ending == "pcapng" {
+            let Some(rows) = wireshark("tshark", &["-r", text(&out), "-T", "fields", "-e", "frame.number"]) else {
+                return;
+            };
+            assert_eq!(rows.lines().count() as u64, packets);
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_costs_what_no_longer_fits_and_is_told_with_the_file() {
+    let site = Site::new();
+    let out = site.path("full.pcapng");
+    // A limit on the size of files, in units of 512 bytes, whose signal is ignored: writes beyond it fail.
+    let limited = r#"trap '' XFSZ; ulimit -f 1000; exec "$0" "$@""#;
+    let mut command = Command::new("sh");
+    command.args(["-c", limited]).arg(program()).args(arguments(&site.lines, &out, &[]));
+    let capture = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_until("the capture has begun", || bytes(&out) > 0);
+    let exchange = exchange(&site.lines, &["--messages", "1000000", "--rate", "4000"]);
+    let ended = capture.wait_with_output().unwrap();
+    drop(exchange);
+    let told = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(2), "{told}");
+    assert!(told.contains(&format!("write {}: File too large", out.display())) && told.lines().count() == 1, "{told}");
+    assert!(bytes(&out) <= 512_000);
+    assert!(datagrams(&out).len() > 100, "whole blocks to the end");
+}
+
+#[test]
+fn a_gap_is_written_with_what_was_before_it() {
+    let site = Site::new();
+    let out = site.path("gap.pcapng.zst");
+    let more = ["--trigger", "gap", "--before", "1m", "--after", "100ms", "--files", "2"];
+    let mut arguments = arguments(&site.lines, &out, &more);
+    arguments.retain(|argument| argument != "--json");
+    let capture = process::start(&arguments);
+    let exchange = exchange(&site.lines, &["--messages", "1000000", "--rate", "4000", "--loss", "0.05"]);
+    let first = || files(&site).into_iter().find(|path| path.to_string_lossy().contains("gap-00001-"));
+    wait_until("a gap was seen", || first().is_some_and(|path| bytes(&path) > 0));
+    let ended = capture.end_by(Signal::Interrupt).with_code(0);
+    drop(exchange);
+    assert!(ended.stdout.contains("a gap of"), "{}", ended.stdout);
+    assert!(ended.stderr.is_empty(), "{}", ended.stderr);
+    assert!(!datagrams(files(&site).first().unwrap()).is_empty());
+}
+
+#[test]
+fn what_cannot_be_captured_is_refused_with_its_name() {
+    let site = Site::new();
+    let out = site.path("there.pcapng");
+    fs::write(&out, "kept").unwrap();
+    let refused = process::run(arguments(&site.lines, &out, &[])).with_code(2);
+    assert!(refused.stderr.contains(&format!("create {}: File exists", out.display())), "{}", refused.stderr);
+    assert_eq!(fs::read(&out).unwrap(), b"kept");
+    let refused = process::run(["capture", text(&out), "-o", "x.pcapng"]).with_code(2);
+    assert!(refused.stderr.contains("there.pcapng"), "{}", refused.stderr);
+    let address = site.lines[0].to_string();
+    for wrong in [
+        vec!["--group", "239.1.1.1"],
+        vec!["--group", &address, "--interface", "no-such-one"],
+        vec!["--group", &address, "--group", &address],
+        vec!["--group", &address, "--files", "3"],
+        vec!["--group", &address, "--rotate-size", "big"],
+        vec![],
+    ] {
+        let _ = process::run([vec!["capture", "-o", text(&site.path("new.pcapng"))], wrong].concat()).with_code(2);
+    }
+    assert_eq!(files(&site), [out]);
+}
+
+#[test]
+fn captured_lines_go_through_the_pipeline_without_a_gap() {
+    let site = Site::new();
+    let out = site.path("day.pcapng");
+    let capture = start(&site.lines, &out, &["--rotate-size", "2MB"]);
+    let _ = play(&site.lines, &["--messages", "40000", "--rate", "4000", "--loss", "0.01", "--never-on-all"]);
+    let summary = capture.end_by(Signal::Interrupt).with_code(0).json();
+    let dropped =
+        summary["lines"].as_array().unwrap().iter().map(|line| line["dropped"].as_u64().unwrap()).sum::<u64>();
+    let files = files(&site);
+    assert!(files.len() > 1, "{files:?}");
+    assert_eq!(summary["files"].as_array().unwrap().len(), files.len());
+    let replay = ["replay", "--offline", "--json", "--feed", "nasdaq-itch-5.0"].map(PathBuf::from);
+    let replayed = process::run(replay.iter().chain(&files)).with_code(0).json();
+    assert_eq!(
+        replayed["total"]["messages"].as_u64().unwrap() + replayed["total"]["lost_messages"].as_u64().unwrap(),
+        40_000
+    );
+    if dropped == 0 {
+        assert_eq!(replayed["total"]["gaps"], 0, "each message was on one of the lines: {replayed}");
+    }
+}
+
+/// Starts a capture of two lines and waits until it hears them.
+fn start(lines: &[SocketAddrV4; 2], out: &Path, more: &[&str]) -> Mdgw {
+    let capture = process::start(arguments(lines, out, more));
+    let folder = out.parent().unwrap();
+    let has_begun =
+        || fs::read_dir(folder).unwrap().any(|entry| entry.unwrap().metadata().is_ok_and(|file| file.len() > 0));
+    wait_until("the capture has begun", has_begun);
+    capture
+}
+
+fn arguments(lines: &[SocketAddrV4; 2], out: &Path, more: &[&str]) -> Vec<String> {
+    let [a, b] = lines.map(|line| line.to_string());
+    let fixed = ["capture", "--interface", "lo", "--json", "-o", text(out)].map(str::to_owned);
+    let groups = ["--group".to_owned(), format!("A={a}"), "--group".to_owned(), format!("B={b}")];
+    fixed.into_iter().chain(groups).chain(more.iter().map(|more| (*more).to_owned())).collect()
+}
+
+fn exchange(lines: &[SocketAddrV4; 2], more: &[&str]) -> Mdgw {
+    let [a, b] = lines.map(|line| line.to_string());
+    let fixed = ["sim", "--stocks", "200", "--interface", "127.0.0.1", "--json", "--line", &a, "--line", &b];
+    process::start([fixed.as_slice(), more].concat())
+}
+
+/// Plays to the end; how many packets were sent.
+fn play(lines: &[SocketAddrV4; 2], more: &[&str]) -> u64 {
+    exchange(lines, more).end().with_code(0).json()["copies"].as_u64().unwrap()
+}
+
+fn datagrams(path: &Path) -> Vec<u64> {
+    let mut file = CaptureFile::open(path, &OpenOptions::default()).unwrap();
+    let mut times = Vec::new();
+    while let Some(datagram) = file.next_datagram().unwrap() {
+        times.push(datagram.time_ns);
+    }
+    times
+}
+
+fn bytes(path: &Path) -> u64 {
+    path.metadata().map_or(0, |file| file.len())
+}
+
+fn files(site: &Site) -> Vec<PathBuf> {
+    let mut files: Vec<_> = fs::read_dir(site.path("")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What a tool of Wireshark says; `None`, and a line that says so, where there is none.
+fn wireshark(tool: &str, arguments: &[&str]) -> Option<String> {
+    let Ok(ran) = Command::new(tool).args(arguments).output() else {
+        say(&format!("SKIPPED: {tool} (package tshark of Debian) is not installed"));
+        return None;
+    };
+    let told = String::from_utf8_lossy(&ran.stdout).into_owned();
+    assert!(ran.status.success(), "{tool} {arguments:?}: {told}{}", String::from_utf8_lossy(&ran.stderr));
+    Some(told)
+}
