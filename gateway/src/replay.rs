@@ -10,4 +10,5 @@ pub mod offline;
 pub mod pacer;
 pub mod routes;
 pub mod summary;
+pub mod until_loss;
 pub mod wire;

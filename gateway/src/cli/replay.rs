@@ -1,5 +1,7 @@
 //! `mdgw replay`: plays captures and day files, to the wire or straight into the pipeline.
 
+mod rehearse;
+
 use std::{
     io::{self, IsTerminal as _},
     net::SocketAddrV4,
@@ -15,6 +17,7 @@ use anyhow::{Context as _, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use mdgw_feeds::{channel::SchemaSet, edge::TsRecv, identity::Feed, time::TradingDate};
 
+use self::rehearse::RehearsalArgs;
 use super::{Outcome, print, warn};
 use crate::{
     capture_file::OpenOptions,
@@ -24,6 +27,7 @@ use crate::{
         merge::{Merge, Moment, Window},
         offline::{self, Event, OfflineOptions},
         pacer::Pace,
+        until_loss,
         wire::{self, AddressRewrite, Addresses, WireOptions},
     },
 };
@@ -32,6 +36,12 @@ use crate::{
 ///
 /// Several files are merged by their times, as their packets would have arrived: give one file for each line.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  mdgw replay --offline A.pcap.gz B.pcap.gz --schema mbo -o day.dbn.zst
+  mdgw replay A.pcap B.pcap --to 239.1.1.1:26477 --to 239.1.1.2:26477 --interface lo --speed 10
+  mdgw replay day.pcap --lines 239.1.1.1:26477,239.1.1.2:26477 --loss 0.01,0.02 --skew-us 0,30
+  mdgw replay day.pcap --lines 239.1.1.1:26477,239.1.1.2:26477 --until-loss --rate 10000 --loop 0")]
 pub(super) struct Args {
     /// Captures (pcap, pcapng) or Nasdaq day files; plain, gzip or zstd, told by content.
     #[arg(required = true, value_name = "FILE")]
@@ -55,6 +65,8 @@ pub(super) struct Args {
     offline_args: OfflineArgs,
     #[command(flatten)]
     wire_args: WireArgs,
+    #[command(flatten)]
+    rehearsal_args: RehearsalArgs,
 }
 
 /// Into the pipeline.
@@ -177,6 +189,7 @@ fn run_to_wire(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
         interface: asked.interface.clone(),
         ttl: asked.ttl,
         rounds: asked.rounds,
+        rehearsal: args.rehearsal_args.rehearsal(args.files.len())?,
     };
     if asked.to.len() > 1 && asked.to.len() != args.files.len() {
         bail!(
@@ -184,6 +197,9 @@ fn run_to_wire(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
             asked.to.len(),
             args.files.len()
         );
+    }
+    if args.rehearsal_args.until_loss {
+        return run_until_loss(args, &options, &open, stop);
     }
     let bar = bar(&args.files);
     let sent = wire::run(|| Merge::open(&args.files, &open, args.window()), &options, &mut |progress| {
@@ -197,6 +213,27 @@ fn run_to_wire(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
         bail!("{} (everything before was sent)", summary.damages.join("; "));
     }
     Ok(Outcome::Done)
+}
+
+/// Done: some rate was without loss. No: not even the first.
+fn run_until_loss(
+    args: &Args,
+    options: &WireOptions,
+    open: &OpenOptions,
+    stop: &AtomicBool,
+) -> anyhow::Result<Outcome> {
+    let (asked, rehearsal) = (&args.wire_args, &args.rehearsal_args);
+    let (receiver, destinations) = rehearsal.receiver(&asked.to, asked.interface.as_ref())?;
+    let found = until_loss::run(
+        || Merge::open(&args.files, open, args.window()),
+        options,
+        rehearsal.rising(asked.rate),
+        &receiver,
+        &destinations,
+        &mut || stop.load(Relaxed),
+    )?;
+    print(&if args.json { format!("{}\n", found.to_json()) } else { found.to_table() })?;
+    Ok(if found.highest_rate_without_loss.is_some() { Outcome::Done } else { Outcome::No })
 }
 
 impl Args {

@@ -22,8 +22,8 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  mdgw sim --line 239.1.1.1:26477 --line 239.1.1.2:26477 --loss 0.01,0.02 --request-server 127.0.0.1:26480
-  mdgw sim --capture deep.pcap.gz --line 239.1.1.1:16648 --line 239.1.1.2:16648 --skew-us 0,30 --speed 100")]
+  mdgw sim --line 239.1.1.1:26477 --line 239.1.1.2:26477 --loss 0.1 --request-server 10.0.0.1:9000
+  mdgw sim --capture day.pcap --line 239.1.1.1:16648 --line 239.1.1.2:16648 --skew-us 0,30 --speed 9")]
 pub(super) struct Args {
     /// Play this capture or day file instead of a made-up Nasdaq day.
     #[arg(long, value_name = "FILE")]
@@ -165,14 +165,15 @@ fn config(args: &Args) -> anyhow::Result<ExchangeConfig> {
     })
 }
 
-fn chance(option: &str, values: &[f64], line: usize, lines: usize) -> anyhow::Result<f64> {
+/// The chance of one line, where one was given for all or one for each.
+pub(super) fn chance(option: &str, values: &[f64], line: usize, lines: usize) -> anyhow::Result<f64> {
     let chance = of_line(option, values, line, lines)?;
     ensure!((0.0..=1.0).contains(&chance), "{option} {chance}: a chance is between 0 and 1");
     Ok(chance)
 }
 
 /// The value of one line, where one was given for all or one for each.
-fn of_line<T: Copy>(option: &str, values: &[T], line: usize, lines: usize) -> anyhow::Result<T> {
+pub(super) fn of_line<T: Copy>(option: &str, values: &[T], line: usize, lines: usize) -> anyhow::Result<T> {
     ensure!(values.len() == 1 || values.len() == lines, "{option}: give one value, or one for each of {lines} lines");
     values.get(line).or_else(|| values.first()).copied().with_context(|| format!("{option}: no value"))
 }

@@ -8,8 +8,29 @@ pub enum Pace {
     Original(f64),
     /// So many packets in a second; above 0.
     Rate(f64),
+    /// Evenly, and from step to step faster.
+    Rising(Rising),
     /// As fast as the machine sends.
     Max,
+}
+
+/// A rate that rises step by step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rising {
+    /// Packets in a second of the first step; above 0.
+    pub rate: f64,
+    /// The next step's rate by this one's; above 1.
+    pub factor: f64,
+    /// How long a step lasts, ns; above 0.
+    pub step_ns: u64,
+}
+
+impl Rising {
+    /// Packets in a second of that step, from 0.
+    #[must_use]
+    pub fn rate_of(&self, step: u32) -> f64 {
+        self.rate * self.factor.powi(i32::try_from(step).unwrap_or(i32::MAX))
+    }
 }
 
 /// Hands out the target of each packet.
@@ -25,13 +46,15 @@ pub struct Pacer {
     last_ns: u64,
     /// Added to every target: how long the rounds before this one took.
     shift_ns: u64,
+    /// Where the current step of a rising rate began, from the start, and after how many packets.
+    step: (u32, u64, u64),
 }
 
 impl Pacer {
     /// A pacer whose first packet is due at `start_ns`, on whatever clock its caller waits.
     #[must_use]
     pub fn new(pace: Pace, start_ns: u64) -> Self {
-        Self { pace, start_ns, origin_ns: None, count: 0, last_ns: 0, shift_ns: 0 }
+        Self { pace, start_ns, origin_ns: None, count: 0, last_ns: 0, shift_ns: 0, step: (0, 0, 0) }
     }
 
     /// When the next packet, captured at `time_ns`, is due; `None` where it may go at once. A capture whose times run
@@ -40,6 +63,14 @@ impl Pacer {
         let offset_ns = match self.pace {
             Pace::Max => return None,
             Pace::Rate(per_second) => scaled(self.count, per_second / 1e9),
+            Pace::Rising(rising) => {
+                let (step, begun_ns, before) = self.step;
+                let within_ns = scaled(self.count - before, rising.rate_of(step) / 1e9);
+                if within_ns >= rising.step_ns {
+                    self.step = (step + 1, begun_ns + rising.step_ns, self.count);
+                }
+                begun_ns.saturating_add(within_ns.min(rising.step_ns))
+            }
             Pace::Original(speed) => {
                 let origin_ns = *self.origin_ns.get_or_insert(time_ns);
                 self.shift_ns.saturating_add(scaled(time_ns.saturating_sub(origin_ns), speed))
@@ -101,6 +132,17 @@ mod tests {
         let mut pacer = Pacer::new(Pace::Rate(3.0), 0);
         let last = (0..=3_000_000).filter_map(|_| pacer.target_ns(7)).last();
         assert_eq!(last, Some(1_000_000_000_000_000), "three million thirds of a second");
+    }
+
+    #[test]
+    fn a_rising_rate_goes_up_at_each_step_and_never_back() {
+        let rising = Rising { rate: 10.0, factor: 2.0, step_ns: 1_000_000_000 };
+        let mut pacer = Pacer::new(Pace::Rising(rising), 0);
+        let targets = targets(&mut pacer, &[7; 72]);
+        assert!(targets.is_sorted());
+        let in_step = |step: u64| targets.iter().filter(|at_ns| **at_ns / 1_000_000_000 == step).count();
+        assert_eq!([0, 1, 2].map(in_step), [10, 20, 40]);
+        assert_eq!(rising.rate_of(2), 40.0);
     }
 
     #[test]

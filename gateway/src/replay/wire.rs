@@ -1,6 +1,7 @@
 //! Captures to the wire: each datagram at its time, to its address or another.
 
 mod address;
+mod journey;
 mod report;
 
 use std::{
@@ -14,11 +15,12 @@ use std::{
 use mdgw_feeds::time::MonoNs;
 use socket2::Socket;
 
-use self::report::Timing;
 pub use self::{
     address::{AddressRewrite, Addresses, InvalidRewrite},
+    journey::{LineSent, Rehearsal},
     report::{Lateness, WireSummary},
 };
+use self::{journey::Journey, report::Timing};
 use super::{
     merge::Merge,
     pacer::{Pace, Pacer},
@@ -42,6 +44,8 @@ pub struct WireOptions {
     pub ttl: u8,
     /// How often; 0: until the caller breaks off.
     pub rounds: u64,
+    /// Lines to send each packet on instead of one address, and what they do to it.
+    pub rehearsal: Option<Rehearsal>,
 }
 
 /// How far it is.
@@ -91,18 +95,37 @@ pub fn run(
     options: &WireOptions,
     watch: &mut dyn FnMut(WireProgress) -> ControlFlow<()>,
 ) -> Result<WireSummary, WireError> {
-    let mut sender = Sender { options, sockets: HashMap::new() };
-    let mut timing = Timing::new();
+    run_observed(open, options, watch, &mut |_, _| {})
+}
+
+/// The same; `sent` is told of each packet where it went and when it was meant to (where there is a pace).
+///
+/// # Errors
+/// See [`WireError`].
+pub fn run_observed(
+    open: impl Fn() -> Result<Merge, CaptureError>,
+    options: &WireOptions,
+    watch: &mut dyn FnMut(WireProgress) -> ControlFlow<()>,
+    sent: &mut dyn FnMut(SocketAddrV4, MonoNs),
+) -> Result<WireSummary, WireError> {
     let mut pacer = Pacer::new(options.pace, mono_now().0);
     let begun = mono_now();
+    let mut player = Player {
+        sender: Sender { options, sockets: HashMap::new() },
+        timing: Timing::new(),
+        journey: options.rehearsal.as_ref().map(Journey::new),
+        until_look: PACKETS_PER_LOOK,
+        watch,
+        sent,
+    };
     let mut round = 0;
     let (damages, is_interrupted) = loop {
         let mut merge = open()?;
-        let sent_before = timing.packets();
-        let flow = play(&mut merge, &mut sender, &mut pacer, &mut timing, watch)?;
+        let offered_before = player.timing.offered();
+        let flow = player.play(&mut merge, &mut pacer)?;
         round += 1;
-        let is_empty = timing.packets() == sent_before;
-        if is_empty
+        let offered = player.timing.offered() - offered_before;
+        if offered == 0
             && flow.is_continue()
             && merge.damages().is_empty()
             && merge.files().all(|file| file.counts().frames == 0)
@@ -110,29 +133,79 @@ pub fn run(
             let files: Vec<String> = merge.files().map(|file| file.path().display().to_string()).collect();
             return Err(WireError::NoPackets(files.join(", ")));
         }
-        if flow.is_break() || round == options.rounds || is_empty {
+        if flow.is_break() || round == options.rounds || offered == 0 {
+            let flow = if flow.is_continue() { player.close(&merge)? } else { flow };
             break (merge.into_damages(), flow.is_break());
         }
-        pacer.begin_round(timing.packets() - sent_before);
+        pacer.begin_round(offered);
     };
-    Ok(timing.summary(round, mono_now().since(begun), &damages, is_interrupted))
+    let lines = player.journey.as_ref().map_or(&[][..], Journey::lines);
+    Ok(player.timing.summary(round, mono_now().since(begun), &damages, is_interrupted, lines))
 }
 
-fn play(
-    merge: &mut Merge,
-    sender: &mut Sender<'_>,
-    pacer: &mut Pacer,
-    timing: &mut Timing,
-    watch: &mut dyn FnMut(WireProgress) -> ControlFlow<()>,
-) -> Result<ControlFlow<()>, WireError> {
-    let mut until_look = PACKETS_PER_LOOK;
-    while merge.advance() {
-        let Some((file, datagram)) = merge.current() else { break };
-        let target = pacer.target_ns(datagram.time_ns).map(MonoNs);
-        let mut look = || watch(WireProgress { file_bytes: merge.file_bytes_read() });
-        until_look -= 1;
-        if until_look == 0 {
-            until_look = PACKETS_PER_LOOK;
+/// Sends one packet after the other, each at its time.
+struct Player<'a> {
+    sender: Sender<'a>,
+    timing: Timing,
+    journey: Option<Journey>,
+    until_look: u32,
+    watch: &'a mut dyn FnMut(WireProgress) -> ControlFlow<()>,
+    sent: &'a mut dyn FnMut(SocketAddrV4, MonoNs),
+}
+
+impl Player<'_> {
+    /// One round.
+    fn play(&mut self, merge: &mut Merge, pacer: &mut Pacer) -> Result<ControlFlow<()>, WireError> {
+        while merge.advance() {
+            let Some((file, datagram)) = merge.current() else { break };
+            let target = pacer.target_ns(datagram.time_ns).map(MonoNs);
+            self.timing.offered_one();
+            let flow = if let Some(journey) = &mut self.journey {
+                let due_ns = target.unwrap_or_else(mono_now).0;
+                journey.set_out(file, due_ns, datagram.payload);
+                self.arrive(due_ns, target.is_some(), merge)?
+            } else {
+                let destination = self.sender.destination(file, datagram.dst, merge)?;
+                self.put(destination, target, datagram.payload, merge)?
+            };
+            if flow.is_break() {
+                return Ok(flow);
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// After the last round: what is still on its way arrives.
+    fn close(&mut self, merge: &Merge) -> Result<ControlFlow<()>, WireError> {
+        let Some(journey) = &mut self.journey else { return Ok(ControlFlow::Continue(())) };
+        journey.finish(mono_now().0);
+        self.arrive(u64::MAX, true, merge)
+    }
+
+    /// Sends the copies that arrive up to then.
+    fn arrive(&mut self, until_ns: u64, is_paced: bool, merge: &Merge) -> Result<ControlFlow<()>, WireError> {
+        while let Some(copy) = self.journey.as_mut().and_then(|journey| journey.arrive(until_ns)) {
+            let target = is_paced.then_some(MonoNs(copy.due_ns));
+            let flow = self.put(copy.destination, target, &copy.payload, merge)?;
+            if flow.is_break() {
+                return Ok(flow);
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Waits for the packet's time and sends it.
+    fn put(
+        &mut self,
+        destination: SocketAddrV4,
+        target: Option<MonoNs>,
+        payload: &[u8],
+        merge: &Merge,
+    ) -> Result<ControlFlow<()>, WireError> {
+        let mut look = || (self.watch)(WireProgress { file_bytes: merge.file_bytes_read() });
+        self.until_look -= 1;
+        if self.until_look == 0 {
+            self.until_look = PACKETS_PER_LOOK;
             if look().is_break() {
                 return Ok(ControlFlow::Break(()));
             }
@@ -142,13 +215,15 @@ fn play(
         {
             return Ok(ControlFlow::Break(()));
         }
-        let destination = sender.destination(file, datagram.dst, merge)?;
         // Taken before the call: the packet is on its way when it returns.
         let late_ns = target.map(|target| mono_now().since(target));
-        sender.send(destination, datagram.payload)?;
-        timing.sent(datagram.payload.len(), late_ns);
+        self.sender.send(destination, payload)?;
+        self.timing.sent(payload.len(), late_ns);
+        if let Some(target) = target {
+            (self.sent)(destination, target);
+        }
+        Ok(ControlFlow::Continue(()))
     }
-    Ok(ControlFlow::Continue(()))
 }
 
 /// Sleeps until shortly before the target and spins the rest: sleeping alone is late by the timer's slack.

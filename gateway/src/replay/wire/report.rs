@@ -5,11 +5,14 @@ use std::fmt::Write as _;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
+use super::journey::LineSent;
 use crate::{capture_file::CaptureError, replay::summary::grouped};
 
 /// Collects while packets are sent.
 #[derive(Debug)]
 pub(super) struct Timing {
+    /// Packets of the captures, before lines did anything to them.
+    offered: u64,
     packets: u64,
     bytes: u64,
     /// How long after its intended time each packet was handed to the kernel, ns; empty where there are no times.
@@ -31,6 +34,9 @@ pub struct WireSummary {
     pub packets_per_second: f64,
     /// How late packets were against the intended time; `None` where they went as fast as possible.
     pub lateness: Option<Lateness>,
+    /// Where packets went out on several lines: each of them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lines: Vec<LineSent>,
     /// Whether it was broken off.
     pub interrupted: bool,
     /// What ended files before their end.
@@ -54,7 +60,7 @@ impl Timing {
     pub(super) fn new() -> Self {
         let late_ns = Histogram::new_with_max(LATE_NS_MAX, 3)
             .unwrap_or_else(|error| unreachable!("the bounds are constants that are allowed: {error}"));
-        Self { packets: 0, bytes: 0, late_ns }
+        Self { offered: 0, packets: 0, bytes: 0, late_ns }
     }
 
     pub(super) fn sent(&mut self, payload_bytes: usize, late_ns: Option<u64>) {
@@ -65,8 +71,12 @@ impl Timing {
         }
     }
 
-    pub(super) fn packets(&self) -> u64 {
-        self.packets
+    pub(super) fn offered_one(&mut self) {
+        self.offered += 1;
+    }
+
+    pub(super) fn offered(&self) -> u64 {
+        self.offered
     }
 
     pub(super) fn summary(
@@ -75,6 +85,7 @@ impl Timing {
         elapsed_ns: u64,
         damages: &[CaptureError],
         interrupted: bool,
+        lines: &[LineSent],
     ) -> WireSummary {
         let elapsed_seconds = std::time::Duration::from_nanos(elapsed_ns).as_secs_f64();
         WireSummary {
@@ -90,6 +101,7 @@ impl Timing {
                 p999_ns: self.late_ns.value_at_quantile(0.999),
                 max_ns: self.late_ns.max(),
             }),
+            lines: lines.to_vec(),
             interrupted,
             damages: damages.iter().map(|damage| format!("{damage}: {}", damage.fault)).collect(),
         }
@@ -120,6 +132,9 @@ impl WireSummary {
             let [p50, p99, p999, max] = [p50_ns, p99_ns, p999_ns, max_ns].map(microseconds);
             row("late by", format!("p50 {p50}  p99 {p99}  p99.9 {p999}  max {max} us"));
         }
+        for LineSent { line, offered, sent } in &self.lines {
+            row(&format!("line {line}"), format!("{} copies of {} packets", grouped(*sent), grouped(*offered)));
+        }
         if self.interrupted {
             row("interrupted", "before the end".to_owned());
         }
@@ -142,10 +157,10 @@ mod tests {
     fn lateness_is_told_only_where_there_was_a_pace() {
         let mut timing = Timing::new();
         timing.sent(100, None);
-        assert_eq!(timing.summary(1, 1_000_000_000, &[], false).lateness, None);
+        assert_eq!(timing.summary(1, 1_000_000_000, &[], false, &[]).lateness, None);
         timing.sent(25, Some(1_500));
         timing.sent(25, Some(60_000_000_000));
-        let summary = timing.summary(1, 3_000_000_000, &[], false);
+        let summary = timing.summary(1, 3_000_000_000, &[], false, &[]);
         assert_eq!((summary.packets, summary.bytes, summary.packets_per_second), (3, 150, 1.0));
         let lateness = summary.lateness.unwrap();
         assert!((1_500..1_510).contains(&lateness.p50_ns), "{lateness:?}");

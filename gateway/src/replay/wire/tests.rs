@@ -40,6 +40,7 @@ fn options(to: SocketAddrV4, pace: Pace) -> WireOptions {
         interface: Some(Interface::LOOPBACK),
         ttl: 0,
         rounds: 1,
+        rehearsal: None,
     }
 }
 

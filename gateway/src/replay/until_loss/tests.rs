@@ -1,0 +1,83 @@
+use std::{fs, net::UdpSocket, path::PathBuf};
+
+use super::*;
+use crate::{
+    capture_file::{OpenOptions, PcapWriter},
+    net::sockets::{ReceiveOptions, open_receive},
+    replay::{merge::Window, wire::Addresses},
+};
+
+fn capture(packets: u64, payload_bytes: usize) -> (tempfile::TempDir, Vec<PathBuf>) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.pcap");
+    let mut writer = PcapWriter::new(Vec::new()).unwrap();
+    let (src, dst) = ("10.0.0.1:1".parse().unwrap(), "239.255.70.9:7009".parse().unwrap());
+    for number in 0..packets {
+        writer.datagram(number * 1_000_000, src, dst, &vec![7; payload_bytes]).unwrap();
+    }
+    fs::write(&path, writer.finish().unwrap()).unwrap();
+    (folder, vec![path])
+}
+
+/// A group whose port is nobody else's as long as the socket is held.
+fn group() -> (UdpSocket, SocketAddrV4) {
+    let reserved = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = reserved.local_addr().unwrap().port();
+    (reserved, SocketAddrV4::new([239, 255, 70, 9].into(), port))
+}
+
+fn search(
+    paths: &[PathBuf],
+    to: SocketAddrV4,
+    rising: Rising,
+    receiver: &Receiver,
+) -> Result<UntilLoss, UntilLossError> {
+    let options = WireOptions {
+        pace: Pace::Max,
+        addresses: Addresses { to: vec![to], map: vec![] },
+        interface: Some(Interface::LOOPBACK),
+        ttl: 0,
+        rounds: 1,
+        rehearsal: None,
+    };
+    let open = || Merge::open(paths, &OpenOptions::default(), Window::default());
+    run(open, &options, rising, receiver, &BTreeSet::from([to]), &mut || false)
+}
+
+const GENTLE: Rising = Rising { rate: 200.0, factor: 2.0, step_ns: 100_000_000 };
+
+#[test]
+fn a_sink_that_keeps_up_is_told_with_its_latency_at_each_step() {
+    let (_folder, paths) = capture(140, 100);
+    let (_reserved, group) = group();
+    let found = search(&paths, group, GENTLE, &Receiver::Sink(Some(Interface::LOOPBACK))).unwrap();
+    assert_eq!(found.lost_on_the_way, 0);
+    assert_eq!(
+        found.steps.iter().map(|step| (step.sent, step.dropped)).collect::<Vec<_>>(),
+        [(20, 0), (40, 0), (80, 0)]
+    );
+    assert!(found.steps.iter().all(|step| step.latency.is_some()), "{found:?}");
+    // A machine that is busy elsewhere may hold the sender up; it never loses anything.
+    assert!(matches!(found.ended_by, EndedBy::EndOfCaptures | EndedBy::Sender), "{found:?}");
+    assert!(found.to_table().contains("counted as lost"));
+}
+
+#[test]
+fn a_receiver_that_does_not_read_ends_the_search_by_its_drops() {
+    let (_folder, paths) = capture(100_000, 1_000);
+    let mut options = ReceiveOptions::new("127.0.0.1:0".parse().unwrap(), None);
+    options.receive_buffer_bytes = 64 << 10;
+    let idle = open_receive(&options).unwrap();
+    let found = search(&paths, idle.local_address().unwrap(), GENTLE, &Receiver::Host).unwrap();
+    assert_eq!(found.ended_by, EndedBy::Loss);
+    assert!(found.steps.last().unwrap().dropped > 0);
+    assert!(found.steps.iter().map(|step| step.sent).sum::<u64>() < 100_000, "it ends with the loss");
+}
+
+#[test]
+fn without_a_listener_there_is_nothing_to_find() {
+    let (_folder, paths) = capture(1, 10);
+    let (_reserved, address) = group();
+    let refused = search(&paths, address, GENTLE, &Receiver::Host).unwrap_err();
+    assert!(refused.to_string().contains(&address.to_string()), "{refused}");
+}
