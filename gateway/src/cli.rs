@@ -6,12 +6,14 @@
 mod book;
 mod capture;
 mod check;
+mod completions;
 mod convert;
 mod demo;
 mod diff;
 mod ha;
 mod inspect;
 mod logging;
+mod man;
 mod merge;
 mod quantity;
 mod replay;
@@ -27,7 +29,7 @@ use std::{
     process::ExitCode,
 };
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 /// Parses the command line, runs the subcommand, reports its error.
 #[must_use]
@@ -37,11 +39,13 @@ pub fn run() -> ExitCode {
         Command::Capture(args) => capture::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Convert(args) => convert::run(&args),
+        Command::Completions(args) => completions::run(&args, Cli::command()),
         Command::Demo(args) => demo::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Ha(args) => ha::run(&args),
         Command::Merge(args) => merge::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Man(args) => man::run(&args, Cli::command()),
         Command::Replay(args) => replay::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Sentinel(args) => sentinel::run(&args),
@@ -76,7 +80,20 @@ fn in_full(error: &anyhow::Error) -> String {
 
 /// Market-data gateway: exchange feeds in, one gap-free normalised stream out.
 #[derive(Debug, Parser)]
-#[command(name = "mdgw", version, about, max_term_width = 100)]
+#[command(
+    name = "mdgw",
+    version,
+    about,
+    max_term_width = 100,
+    after_help = "\
+Examples:
+  mdgw demo
+  mdgw check gateway.toml
+  mdgw run gateway.toml
+  mdgw capture gateway.toml -o lines.pcapng.zst
+
+Exit codes: 0 done, 1 the answer is no, 2 could not. Each command explains itself with --help."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -93,6 +110,8 @@ enum Command {
     Check(check::Args),
     /// Turn DBN into CSV, JSON lines or Parquet.
     Convert(convert::Args),
+    /// Print the completions of a shell for all commands and options.
+    Completions(completions::Args),
     /// Show the whole line at work on loopback: exchange, gateway, subscriber; no configuration, no root.
     Demo(demo::Args),
     /// Say what differs between two recordings: published output, DBN files, captures of a feed.
@@ -103,6 +122,8 @@ enum Command {
     Merge(merge::Args),
     /// Take captures apart: every packet, every message, field by field.
     Inspect(inspect::Args),
+    /// Print the manual, or write a page for each command.
+    Man(man::Args),
     /// Play captures and day files: to the wire, or straight into the pipeline.
     Replay(replay::Args),
     /// Run a configuration until SIGTERM or SIGINT; SIGHUP reads again what may change.
@@ -149,8 +170,6 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]
@@ -171,5 +190,84 @@ mod tests {
         assert_eq!(in_full(&repeated), "start: cannot read x: no such place");
         let apart = anyhow::anyhow!("no such place").context("cannot read x").context("start");
         assert_eq!(in_full(&apart), "start: cannot read x: no such place");
+    }
+
+    /// Every command with its path (`mdgw ha verify`), the program itself first.
+    fn commands() -> Vec<(String, clap::Command)> {
+        fn walk(path: &str, command: &clap::Command, found: &mut Vec<(String, clap::Command)>) {
+            found.push((path.to_owned(), command.clone()));
+            for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
+                walk(&format!("{path} {}", below.get_name()), below, found);
+            }
+        }
+        let mut all = Cli::command();
+        all.build();
+        let mut found = Vec::new();
+        walk("mdgw", &all, &mut found);
+        assert!(found.len() > 15, "{}", found.len());
+        found
+    }
+
+    /// Command lines of a help: those that stand in by two spaces and begin with the program's name.
+    fn examples(command: &clap::Command) -> Vec<String> {
+        let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        text.lines().filter(|line| line.starts_with("  mdgw ")).map(|line| line.trim().to_owned()).collect()
+    }
+
+    #[test]
+    fn every_help_fits_a_hundred_columns_and_shows_an_example() {
+        for (path, command) in commands() {
+            for help in [command.clone().render_help(), command.clone().render_long_help()] {
+                for line in help.to_string().lines() {
+                    assert!(line.chars().count() <= 100, "{path}: {} columns: {line}", line.chars().count());
+                }
+            }
+            // What only leads to further commands shows those.
+            let leads_on = command.get_subcommands().any(|below| below.get_name() != "help");
+            assert!(leads_on || !examples(&command).is_empty(), "{path}: no example in its help");
+        }
+    }
+
+    #[test]
+    fn every_example_is_a_command_line_that_is_understood() {
+        for (path, command) in commands() {
+            for example in examples(&command) {
+                assert!(example.contains(&path) && example.len() <= 98, "{path}: {example}");
+                let ours = example.split('|').map(str::trim).filter(|part| part.starts_with("mdgw "));
+                for part in ours {
+                    let words = part.split_whitespace().take_while(|word| *word != ">");
+                    if let Err(error) = Cli::try_parse_from(words) {
+                        panic!("{path}: {example}: {error}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_command_has_a_page_and_is_completed_in_every_shell() {
+        let pages = man::pages(Cli::command());
+        for (path, _) in commands() {
+            let name = format!("{}.1", path.replace(' ', "-"));
+            let (_, page) = pages.iter().find(|(file, _)| *file == name).unwrap_or_else(|| panic!("no page {name}"));
+            let page = String::from_utf8_lossy(page).replace("\\-", "-");
+            assert!(page.contains(".TH") && page.contains(&path.replace(' ', "-")), "{name}: {page}");
+        }
+        for shell in <clap_complete::Shell as clap::ValueEnum>::value_variants() {
+            let script = String::from_utf8(completions::script(*shell, Cli::command())).unwrap();
+            for word in ["capture", "hand-over", "until-loss"] {
+                assert!(script.contains(word), "{shell}: {word}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_mistyped_command_or_option_is_answered_with_the_likely_one() {
+        for (typed, meant) in [("mdgw replya a.pcap", "replay"), ("mdgw replay --ofline a.pcap", "--offline")] {
+            let error = Cli::try_parse_from(typed.split(' ')).unwrap_err();
+            assert_eq!(error.exit_code(), 2);
+            let text = error.to_string();
+            assert!(text.contains("similar") && text.contains(meant), "{text}");
+        }
     }
 }

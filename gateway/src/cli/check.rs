@@ -12,6 +12,10 @@ use crate::config::{
 use super::{Outcome, print};
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  mdgw check gateway.toml
+  mdgw check gateway.toml --all")]
 pub(super) struct Args {
     /// Configuration file.
     config: PathBuf,

@@ -37,7 +37,8 @@ Examples:
   mdgw demo --pair
 
 With --pair, two gateways run as processes of their own; whichever leads is asked to hand over, then stopped until the
-other one has taken over, then killed and started again, in turn; each time until it stands for election again. What was published is judged as `mdgw ha verify` does. Exit code 1: anything was lost, doubled or fenced wrongly.")]
+other one has taken over, then killed and started again, in turn; each time until it stands for election again. What was
+published is judged as `mdgw ha verify` does. Exit code 1: anything was lost, doubled or fenced wrongly.")]
 pub(super) struct Args {
     /// Play this capture instead of a made-up Nasdaq day.
     #[arg(long, value_name = "FILE")]

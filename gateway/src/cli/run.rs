@@ -24,6 +24,10 @@ use crate::{
 };
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  mdgw run gateway.toml
+  mdgw run gateway.toml --date 2026-11-20 --ts-recv none")]
 pub(super) struct Args {
     /// Configuration file.
     config: PathBuf,

@@ -37,6 +37,10 @@ pub(super) struct From {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  mdgw sentinel --socket /run/mdgw/sentinel
+  mdgw sentinel --inherited --priority 0")]
 pub(super) struct Args {
     #[command(flatten)]
     from: From,

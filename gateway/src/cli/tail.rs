@@ -37,7 +37,7 @@ use crate::dbn_file::{DbnFileOptions, DbnFileWriter};
 #[command(after_help = "\
 Examples:
   mdgw tail --line 239.255.77.10:31000 --interface 127.0.0.1 --retransmission 127.0.0.1:31100
-  mdgw tail --line 239.1.1.1:31000 --line 239.1.1.2:31000 --interface 10.1.0.7 --schema mbo -o today.dbn.zst")]
+  mdgw tail --line 239.1.1.1:31000 --line 239.1.1.2:31000 --interface 10.1.0.7 -o today.dbn.zst")]
 pub(super) struct Args {
     /// Output line of the gateway (address:port); once for each.
     #[arg(long = "line", required = true, value_name = "ADDR:PORT")]

@@ -32,6 +32,10 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
+Examples:
+  mdgw witness witness.toml
+  mdgw witness witness.toml --check
+
 The file:
   node = 3                                # its number among the voters, unlike any gateway's
   listen = \"10.0.0.3:27500\"

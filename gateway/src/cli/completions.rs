@@ -1,0 +1,32 @@
+//! `mdgw completions`: what a shell completes, from the same definitions as the commands themselves.
+
+use std::io::{self, Write as _};
+
+use clap_complete::Shell;
+
+use super::Outcome;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  mdgw completions bash > /etc/bash_completion.d/mdgw
+  mdgw completions zsh > ~/.zfunc/_mdgw
+  mdgw completions fish > ~/.config/fish/completions/mdgw.fish")]
+pub(super) struct Args {
+    /// The shell.
+    shell: Shell,
+}
+
+pub(super) fn run(args: &Args, command: clap::Command) -> anyhow::Result<Outcome> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(&script(args.shell, command))?;
+    stdout.flush()?;
+    Ok(Outcome::Done)
+}
+
+/// The shell's script.
+pub(super) fn script(shell: Shell, mut command: clap::Command) -> Vec<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut command, "mdgw", &mut script);
+    script
+}

@@ -1,0 +1,62 @@
+//! `mdgw man`: manual pages, from the same definitions as the commands themselves.
+
+use std::{
+    fs,
+    io::{self, Write as _},
+    path::PathBuf,
+};
+
+use anyhow::Context as _;
+use clap_mangen::Man;
+
+use super::Outcome;
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  mdgw man | man -l -
+  mdgw man /usr/local/share/man/man1")]
+pub(super) struct Args {
+    /// Folder to write all pages to (mdgw.1, mdgw-replay.1, …). Without it the program's own page is printed.
+    #[arg(value_name = "FOLDER")]
+    folder: Option<PathBuf>,
+}
+
+pub(super) fn run(args: &Args, command: clap::Command) -> anyhow::Result<Outcome> {
+    let pages = pages(command);
+    match &args.folder {
+        None => {
+            let mut stdout = io::stdout().lock();
+            if let Some((_, page)) = pages.first() {
+                stdout.write_all(page)?;
+            }
+            stdout.flush()?;
+        }
+        Some(folder) => {
+            fs::create_dir_all(folder).with_context(|| format!("make the folder {}", folder.display()))?;
+            for (name, page) in pages {
+                let path = folder.join(name);
+                fs::write(&path, page).with_context(|| format!("write {}", path.display()))?;
+            }
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+/// Every page with its file's name, the program's first.
+pub(super) fn pages(mut command: clap::Command) -> Vec<(String, Vec<u8>)> {
+    command.build();
+    let mut pages = Vec::new();
+    add_pages("mdgw".to_owned(), &command, &mut pages);
+    pages
+}
+
+fn add_pages(name: String, command: &clap::Command, pages: &mut Vec<(String, Vec<u8>)>) {
+    let mut page = Vec::new();
+    // Writing to memory cannot fail.
+    let _ = Man::new(command.clone()).title(name.to_uppercase()).render(&mut page);
+    pages.push((format!("{name}.1"), page));
+    for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
+        add_pages(format!("{name}-{}", below.get_name()), below, pages);
+    }
+}
