@@ -23,7 +23,7 @@ use tempfile::TempDir;
 pub use etcd::{PASSWORD, USER};
 use server::Server;
 
-use crate::{captures::say, process::PATIENCE};
+use crate::{captures::say, namespaces::Host, process::PATIENCE};
 
 /// Which store, and whom it lets in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,14 +104,35 @@ impl Ensemble {
         ensemble.opened()
     }
 
+    /// One node on each of these hosts, serving when this returns. Whoever asks them has to be on a host of the same switch.
+    ///
+    /// # Panics
+    /// When they don't serve.
+    #[must_use]
+    pub fn start_on(store: Store, hosts: &[Host]) -> Self {
+        let addresses = hosts.iter().map(|host| HOST_PORTS.map(|port| SocketAddrV4::new(host.address, port)));
+        let mut ensemble = Self::at(store, &addresses.collect::<Vec<_>>());
+        for (node, host) in ensemble.nodes.iter_mut().zip(hosts) {
+            node.namespace = Some(host.namespace.clone());
+            node.start();
+        }
+        ensemble.await_serving();
+        ensemble
+    }
+
     fn new(store: Store, count: usize) -> Self {
+        Self::at(store, &(0..count).map(|_| [(); 3].map(|()| free_address())).collect::<Vec<_>>())
+    }
+
+    /// Of each node: for clients, for the other nodes, and for questions of health or for elections.
+    fn at(store: Store, addresses: &[[SocketAddrV4; 3]]) -> Self {
         let directory = tempfile::Builder::new().prefix("store").tempdir().expect("a directory for the store");
         let nodes = match store {
-            Store::ZooKeeper => zookeeper::nodes(directory.path(), count),
-            Store::Etcd | Store::EtcdPassword => etcd::nodes(directory.path(), count, None),
+            Store::ZooKeeper => zookeeper::nodes(directory.path(), addresses),
+            Store::Etcd | Store::EtcdPassword => etcd::nodes(directory.path(), addresses, None),
             Store::EtcdTls => {
                 etcd::make_certificates(directory.path());
-                etcd::nodes(directory.path(), count, Some(directory.path()))
+                etcd::nodes(directory.path(), addresses, Some(directory.path()))
             }
         };
         Self { store, nodes, directory, backup_count: 0 }
@@ -277,6 +298,8 @@ fn free_address() -> SocketAddrV4 {
     panic!("all of {PORT_COUNT} ports are in use");
 }
 
+/// Of a node with a host of its own.
+const HOST_PORTS: [u16; 3] = [12_000, 12_001, 12_002];
 const PORT_MIN: u16 = 12_000;
 const PORT_COUNT: u16 = 20_000;
 const START_ATTEMPTS_MAX: usize = 3;

@@ -188,7 +188,7 @@ impl Exchange {
         }
     }
 
-    /// Ends play and answers, wherever they are.
+    /// Ends play and answers, wherever they are: what is reported as played has left, and the day's end after it.
     ///
     /// # Errors
     /// When the source broke off; what came before was played.
@@ -265,15 +265,14 @@ impl Player {
         });
     }
 
-    /// Sends what arrives until `target_ns`, each copy at its own time.
+    /// Sends what arrives until `target_ns`, each copy at its own time, or all of it at once when the exchange is stopped.
     fn arrive_until(&mut self, target_ns: u64) {
         while let Some(Reverse((due_ns, ..))) = self.due.peek()
             && *due_ns <= target_ns
         {
             let Some(Reverse((due_ns, _, line, bytes))) = self.due.pop() else { return };
-            if self.wait_until(due_ns) {
-                return;
-            }
+            // Stopped meanwhile: what has been counted still leaves, at once.
+            self.wait_until(due_ns);
             self.send(line, &bytes);
         }
     }

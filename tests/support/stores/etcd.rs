@@ -7,10 +7,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::{
-    free_address,
-    server::{Health, Question, Server, ask},
-};
+use super::server::{Health, Question, Server, ask};
 
 /// Who is let in where a password is asked for.
 pub const USER: &str = "mdgw";
@@ -30,8 +27,7 @@ pub(super) fn is_installed() -> bool {
 }
 
 /// Nodes that know each other; `certificates` is the directory of the files that let clients in.
-pub(super) fn nodes(directory: &Path, count: usize, certificates: Option<&Path>) -> Vec<Server> {
-    let addresses: Vec<[SocketAddrV4; 3]> = (0..count).map(|_| [(); 3].map(|()| free_address())).collect();
+pub(super) fn nodes(directory: &Path, addresses: &[[SocketAddrV4; 3]], certificates: Option<&Path>) -> Vec<Server> {
     let members: Vec<String> =
         addresses.iter().enumerate().map(|(index, [_, peer, _])| format!("n{index}=http://{peer}")).collect();
     let members = members.join(",");

@@ -13,6 +13,8 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::namespaces::Namespace;
+
 /// A node that can be started again and again.
 #[derive(Debug)]
 pub(super) struct Server {
@@ -24,6 +26,8 @@ pub(super) struct Server {
     pub(super) data: PathBuf,
     /// What it says.
     pub(super) log: PathBuf,
+    /// Where it runs; `None`: where the test does.
+    pub(super) namespace: Option<Namespace>,
     child: Option<Child>,
 }
 
@@ -49,7 +53,7 @@ impl Server {
         data: PathBuf,
         log: PathBuf,
     ) -> Self {
-        Self { command, address, health, data, log, child: None }
+        Self { command, address, health, data, log, namespace: None, child: None }
     }
 
     pub(super) fn start(&mut self) {
@@ -60,7 +64,8 @@ impl Server {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).args(&self.command);
         command.stdin(Stdio::null()).stdout(log).stderr(error_log);
-        self.child = Some(spawn(command).unwrap_or_else(|error| panic!("{:?}: {error}", self.command)));
+        let spawned = spawn(command, self.namespace.clone());
+        self.child = Some(spawned.unwrap_or_else(|error| panic!("{:?}: {error}", self.command)));
     }
 
     pub(super) fn is_started(&self) -> bool {
@@ -73,11 +78,16 @@ impl Server {
     }
 
     pub(super) fn is_serving(&self) -> bool {
-        self.health.serves.is_answered_yes(self.health.address)
+        self.answers_yes(self.health.serves)
     }
 
     pub(super) fn is_leader(&self) -> bool {
-        self.is_started() && self.health.leads.is_answered_yes(self.health.address)
+        self.is_started() && self.answers_yes(self.health.leads)
+    }
+
+    fn answers_yes(&self, question: Question) -> bool {
+        let asked = || question.is_answered_yes(self.health.address);
+        self.namespace.as_ref().map_or_else(asked, |namespace| namespace.run(asked))
     }
 
     pub(super) fn kill(&mut self) {
@@ -134,22 +144,31 @@ pub(super) fn ask(address: SocketAddrV4, text: &str) -> io::Result<String> {
 
 /// Starts a process from a thread that lives as long as the test's process does: a node must not end with whichever
 /// thread of the test happened to start it.
-fn spawn(command: Command) -> io::Result<Child> {
-    type Order = (Command, mpsc::Sender<io::Result<Child>>);
+fn spawn(command: Command, namespace: Option<Namespace>) -> io::Result<Child> {
+    type Order = (Command, Option<Namespace>, mpsc::Sender<io::Result<Child>>);
     static STARTER: OnceLock<mpsc::Sender<Order>> = OnceLock::new();
     let starter = STARTER.get_or_init(|| {
         let (orders, of_thread) = mpsc::channel::<Order>();
         thread::spawn(move || {
-            for (mut command, answer) in of_thread {
+            for (mut command, namespace, answer) in of_thread {
                 // Nobody waits only where the test has panicked meanwhile; the child then ends with this process.
-                let _ = answer.send(command.spawn());
+                let _ = answer.send(spawn_in(&mut command, namespace.as_ref()));
             }
         });
         orders
     });
     let (answer, child) = mpsc::channel();
-    starter.send((command, answer)).expect("the thread lives as long as the process");
+    starter.send((command, namespace, answer)).expect("the thread lives as long as the process");
     child.recv().expect("every order is answered")
+}
+
+fn spawn_in(command: &mut Command, namespace: Option<&Namespace>) -> io::Result<Child> {
+    let Some(namespace) = namespace else { return command.spawn() };
+    let own = Namespace::current()?;
+    namespace.enter();
+    let child = command.spawn();
+    own.enter();
+    child
 }
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);

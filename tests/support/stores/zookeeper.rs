@@ -8,10 +8,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::{
-    free_address,
-    server::{Health, Question, Server},
-};
+use super::server::{Health, Question, Server};
 
 pub(super) fn is_installed() -> bool {
     let mut java = Command::new("java");
@@ -19,10 +16,9 @@ pub(super) fn is_installed() -> bool {
     java.is_ok_and(|status| status.success()) && JARS.split(':').all(|jar| Path::new(jar).exists())
 }
 
-pub(super) fn nodes(directory: &Path, count: usize) -> Vec<Server> {
-    let addresses: Vec<[SocketAddrV4; 3]> = (0..count).map(|_| [(); 3].map(|()| free_address())).collect();
+pub(super) fn nodes(directory: &Path, addresses: &[[SocketAddrV4; 3]]) -> Vec<Server> {
     let mut members = String::new();
-    if count > 1 {
+    if addresses.len() > 1 {
         for (index, [client, peer, election]) in addresses.iter().enumerate() {
             let _ = writeln!(members, "server.{index}={}:{}:{}", client.ip(), peer.port(), election.port());
         }

@@ -1,0 +1,198 @@
+//! A network of its own: hosts in network namespaces, joined by a switch that loses what it is told to lose.
+//!
+//! No namespace has a name for longer than it takes to open it: it lives as long as somebody holds it or runs in it, so nothing
+//! is left behind, however the test ends.
+
+use std::{
+    fs::File,
+    io::{self, Write as _},
+    net::Ipv4Addr,
+    os::fd::{AsFd as _, AsRawFd as _},
+    path::Path,
+    process::{self, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::captures::say;
+
+/// A network namespace.
+#[derive(Clone, Debug)]
+pub struct Namespace(Arc<File>);
+
+impl Namespace {
+    /// An empty one, with loopback.
+    ///
+    /// # Errors
+    /// When this process may not make one.
+    pub fn new() -> io::Result<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("mdgw-{}-{}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        run(Command::new("ip").args(["netns", "add", &name]), "")?;
+        let opened = File::open(Path::new("/run/netns").join(&name));
+        run(Command::new("ip").args(["netns", "del", &name]), "")?;
+        let namespace = Self(Arc::new(opened?));
+        namespace.ip("link set lo up")?;
+        Ok(namespace)
+    }
+
+    /// The calling thread's own.
+    ///
+    /// # Errors
+    /// When it can't be opened.
+    pub fn current() -> io::Result<Self> {
+        Ok(Self(Arc::new(File::open("/proc/thread-self/ns/net")?)))
+    }
+
+    /// Does `work` in there, on a thread of its own; processes that it starts and sockets that it opens belong there.
+    ///
+    /// # Panics
+    /// When `work` does.
+    pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        let done = thread::scope(|scope| {
+            let in_there = scope.spawn(|| {
+                self.enter();
+                work()
+            });
+            in_there.join()
+        });
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    /// Moves the calling thread there for good.
+    ///
+    /// # Panics
+    /// When it may not.
+    pub fn enter(&self) {
+        move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network)).expect("who made it may enter");
+    }
+
+    fn ip(&self, words: &str) -> io::Result<()> {
+        self.run(|| run(Command::new("ip").args(words.split_whitespace()), ""))
+    }
+}
+
+/// One host: its namespace and its address, on the interface [`INTERFACE`].
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// What the switch's port to it is called.
+    pub name: String,
+    /// Its address.
+    pub address: Ipv4Addr,
+    /// Where its processes run.
+    pub namespace: Namespace,
+}
+
+/// What a host's only interface is called.
+pub const INTERFACE: &str = "net0";
+
+/// A switch and the cables to its hosts. Multicast goes to all of them.
+#[derive(Debug)]
+pub struct Switch {
+    namespace: Namespace,
+}
+
+impl Switch {
+    /// Without hosts. `None`, with a word on standard error, when this process may not make one: `test` is then skipped.
+    ///
+    /// # Panics
+    /// When it may, and the programs that it takes fail.
+    #[must_use]
+    pub fn new(test: &str) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            say(&format!("SKIPPED: {test}: network namespaces take root"));
+            return None;
+        }
+        if Command::new("nft").arg("--version").stdout(Stdio::null()).status().is_err() {
+            assert!(std::env::var_os("CI").is_none(), "{test}: nftables must be installed here");
+            say(&format!("SKIPPED: {test}: nftables (package of Debian) is not installed"));
+            return None;
+        }
+        let namespace = match Namespace::new() {
+            Ok(namespace) => namespace,
+            Err(error) => {
+                say(&format!("SKIPPED: {test}: no network namespaces here ({error})"));
+                return None;
+            }
+        };
+        let switch = Self { namespace };
+        switch.ip("link add switch type bridge mcast_snooping 0 forward_delay 0");
+        switch.ip("link set switch up");
+        switch.rules("add table bridge cuts\nadd chain bridge cuts forward { type filter hook forward priority 0; }");
+        Some(switch)
+    }
+
+    /// A new host behind a port of that name.
+    ///
+    /// # Panics
+    /// When the name is taken or too long for an interface.
+    #[must_use]
+    pub fn host(&self, name: &str, address: Ipv4Addr) -> Host {
+        let namespace = Namespace::new().expect("where one namespace can be made, another can");
+        // Both ends are made in the host, and one is pushed out to the switch, which is named by who holds it open.
+        let switch = format!("/proc/{}/fd/{}", process::id(), self.namespace.0.as_raw_fd());
+        let cable = format!("link add {INTERFACE} type veth peer name {name} netns {switch}");
+        namespace.ip(&cable).expect("a cable can be laid");
+        self.ip(&format!("link set {name} master switch up"));
+        let host = |words: &str| namespace.ip(words).expect("a host has an interface");
+        host(&format!("address add {address}/24 dev {INTERFACE}"));
+        host(&format!("link set {INTERFACE} up"));
+        Host { name: name.to_owned(), address, namespace }
+    }
+
+    /// Loses from now on what `from` sends to `to`, and nothing of what comes back.
+    pub fn cut(&self, from: &Host, to: &Host) {
+        self.drop_what(&format!("iifname {} oifname {}", from.name, to.name));
+    }
+
+    /// Loses whatever goes to that address, from that host.
+    pub fn cut_to_address(&self, from: &Host, address: Ipv4Addr) {
+        self.drop_what(&format!("iifname {} ip daddr {address}", from.name));
+    }
+
+    /// Loses some of what goes to that address on its way to one host, by chance.
+    pub fn lose(&self, address: Ipv4Addr, to: &Host, percent: u32) {
+        self.drop_what(&format!("oifname {} ip daddr {address} numgen random mod 100 < {percent}", to.name));
+    }
+
+    /// Loses all that goes to that address on its way to one host.
+    pub fn cut_off(&self, address: Ipv4Addr, to: &Host) {
+        self.drop_what(&format!("oifname {} ip daddr {address}", to.name));
+    }
+
+    /// Loses nothing any more.
+    pub fn heal(&self) {
+        self.rules("flush chain bridge cuts forward");
+    }
+
+    fn drop_what(&self, what: &str) {
+        self.rules(&format!("add rule bridge cuts forward {what} drop"));
+    }
+
+    fn rules(&self, rules: &str) {
+        let ruled = self.namespace.run(|| run(Command::new("nft").args(["-f", "-"]), rules));
+        ruled.expect("the switch takes rules");
+    }
+
+    fn ip(&self, words: &str) {
+        self.namespace.ip(words).expect("a switch is made by ip");
+    }
+}
+
+/// Runs a program to its end with that on its standard input.
+fn run(command: &mut Command, input: &str) -> io::Result<()> {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(input.as_bytes())?;
+    }
+    let done = child.wait_with_output()?;
+    if done.status.success() {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("{command:?} {input}: {}", String::from_utf8_lossy(&done.stderr))))
+}

@@ -1,0 +1,295 @@
+//! What a day had to be delivered as, and whether it was: by the venue's whole input run offline, and by `mdgw ha verify`
+//! on what every receiver captured.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::{Path, PathBuf},
+};
+
+use mdgw::{
+    config::Resolved,
+    standin::itch_generator::{ItchDay, ItchGenerator, ItchPackets},
+};
+use mdgw_feeds::{
+    arbiter::ArbiterConfig,
+    channel::{Channel, Datagram},
+    frame::{FrameKind, FrameMeta, FrameSink},
+    identity::{Epoch, Line, Sequence, Session},
+    time::{MonoNs, UnixNs},
+};
+use serde_json::Value;
+
+use super::receiver::{Delivered, Received, What, content};
+use crate::{day::DATE, feeds::SESSION, process, site::text};
+
+/// Stocks of the venue's day.
+pub const STOCKS: u16 = 200;
+/// Its seed.
+pub const SEED: u64 = 1;
+
+/// What the venue plays.
+#[derive(Clone, Debug)]
+pub struct Day {
+    /// Messages.
+    pub messages: u64,
+    /// A gateway's configuration.
+    pub config: String,
+}
+
+/// What every receiver has to be told: names with their contents, in order.
+#[derive(Clone, Debug, Default)]
+pub struct Expected {
+    messages: Vec<((Session, u64), u64)>,
+    /// How many messages had come out after each packet.
+    after_packets: Vec<usize>,
+}
+
+impl Day {
+    /// Runs it through the channel alone, whole and on one line.
+    ///
+    /// # Panics
+    /// When the configuration isn't sound.
+    #[must_use]
+    pub fn expected(&self) -> Expected {
+        let config = Resolved::from_text(Path::new("gateway.toml"), &self.config).expect("the configuration is sound");
+        let mut config = config.channels[0].channel_config();
+        config.arbiter = ArbiterConfig { lines: 1, ..ArbiterConfig::default() };
+        config.date = Some(DATE.parse().expect("a date"));
+        let day = ItchDay { seed: SEED, message_count: self.messages, stock_count: STOCKS, ..ItchDay::default() };
+        let mut packets = ItchPackets::new(ItchGenerator::new(day), SESSION);
+        let (mut channel, mut sink) = (Channel::new(config), NameSink::default());
+        let mut bytes = Vec::new();
+        while let Some(packet) = packets.next_packet(&mut bytes) {
+            let datagram = Datagram { line: Line::A, bytes: &bytes, ts_recv: UnixNs(packet.time_ns) };
+            channel.accept(datagram, MonoNs(packet.time_ns), &mut sink);
+            sink.expected.after_packets.push(sink.expected.messages.len());
+        }
+        channel.finish(&mut sink);
+        sink.expected
+    }
+}
+
+impl Expected {
+    /// Of a venue that stopped after so many packets.
+    #[must_use]
+    pub fn up_to(mut self, packets: u64) -> Self {
+        let last = usize::try_from(packets).ok().and_then(|packets| packets.checked_sub(1));
+        let count = last.and_then(|last| self.after_packets.get(last)).copied().unwrap_or(0);
+        self.messages.truncate(count);
+        self
+    }
+
+    /// What is wrong with what one receiver was told.
+    #[must_use]
+    pub fn faults(&self, delivered: &[Delivered]) -> Faults {
+        let mut faults = Faults::default();
+        let mut wanted: HashMap<(Session, u64), (u64, u64)> = HashMap::with_capacity(self.messages.len());
+        wanted.extend(self.messages.iter().map(|(name, content)| (*name, (*content, 0))));
+        let mut last = None;
+        for what in delivered.iter().map(|delivered| delivered.what) {
+            match what {
+                What::Gap(count) => faults.declared += count,
+                What::Lost(count) => faults.lost_on_the_way += count,
+                What::End => {}
+                What::Message { name, content, is_suspect } => {
+                    faults.out_of_order += u64::from(last.is_some_and(|last| name < last));
+                    last = Some(name);
+                    faults.suspect += u64::from(is_suspect);
+                    match wanted.get_mut(&name) {
+                        None => faults.unheard_of += 1,
+                        Some((_, times @ 1..)) => {
+                            *times += 1;
+                            faults.doubled += 1;
+                        }
+                        Some((expected, times)) => {
+                            *times += 1;
+                            faults.different += u64::from(*expected != content);
+                        }
+                    }
+                }
+            }
+        }
+        faults.lost = wanted.values().map(|(_, times)| u64::from(*times == 0)).sum();
+        faults
+    }
+}
+
+/// What must not be. All are counts of messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Never told.
+    pub lost: u64,
+    /// Told again.
+    pub doubled: u64,
+    /// Told after a later one.
+    pub out_of_order: u64,
+    /// Told with other records.
+    pub different: u64,
+    /// Told, and the venue never sent them.
+    pub unheard_of: u64,
+    /// In gaps that a gateway declared.
+    pub declared: u64,
+    /// Given up by the receiver.
+    pub lost_on_the_way: u64,
+    /// Told with a book in doubt.
+    pub suspect: u64,
+}
+
+impl Faults {
+    /// Those of another receiver too.
+    pub fn add(&mut self, other: &Self) {
+        self.lost += other.lost;
+        self.doubled += other.doubled;
+        self.out_of_order += other.out_of_order;
+        self.different += other.different;
+        self.unheard_of += other.unheard_of;
+        self.declared += other.declared;
+        self.lost_on_the_way += other.lost_on_the_way;
+        self.suspect += other.suspect;
+    }
+}
+
+/// One change of leadership, as one receiver saw it. Times in ns since 1970 UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Whose content ended.
+    pub from: Epoch,
+    /// Whose content came next.
+    pub to: Epoch,
+    /// Last record of the old epoch.
+    pub last_old_ns: u64,
+    /// First packet of the new one, of any kind.
+    pub first_packet_ns: u64,
+    /// First new content.
+    pub first_content_ns: u64,
+}
+
+impl Change {
+    /// How long nothing new was said.
+    #[must_use]
+    pub fn silence_ns(&self) -> u64 {
+        self.first_content_ns.saturating_sub(self.last_old_ns)
+    }
+}
+
+/// What came of a world.
+#[derive(Clone, Debug)]
+pub struct Judged {
+    /// Of each receiver.
+    pub faults: Vec<Faults>,
+    /// Of each receiver, in their order.
+    pub changes: Vec<Vec<Change>>,
+    /// What each receiver was told.
+    pub received: Vec<Received>,
+    /// What `mdgw ha verify` says of all captures.
+    pub verified: Value,
+    /// What it says in words.
+    pub verdict: String,
+    /// Messages that some receiver heard more than once.
+    pub said_again: u64,
+    /// When each epoch's leader knew that it leads, ns since 1970 UTC, by the audits.
+    pub gained_ns: BTreeMap<Epoch, u64>,
+}
+
+impl Judged {
+    pub(super) fn of(expected: &Expected, received: Vec<(PathBuf, Received)>, audits: &[String]) -> Self {
+        let captures: Vec<&str> = received.iter().map(|(capture, _)| text(capture)).collect();
+        let verify_of =
+            |captures: &[&str], more: &[&str]| process::run(["ha", "verify"].iter().chain(captures).chain(more));
+        let verify = |more: &[&str]| verify_of(&captures, more);
+        let said_again = |capture: &&str| verify_of(&[*capture], &["--json"]).json()["said_again"].as_u64();
+        let verified = verify(&["--json"]);
+        assert!(matches!(verified.code, Some(0 | 1)), "{}", verified.stderr);
+        Self {
+            faults: received.iter().map(|(_, received)| expected.faults(&received.delivered)).collect(),
+            changes: received.iter().map(|(_, received)| changes(received)).collect(),
+            verified: verified.json(),
+            verdict: verify(&[]).stdout,
+            said_again: captures.iter().filter_map(said_again).max().unwrap_or_default(),
+            gained_ns: audits.iter().flat_map(|audit| gained(audit)).collect(),
+            received: received.into_iter().map(|(_, received)| received).collect(),
+        }
+    }
+
+    /// Nothing was lost, doubled, out of order or other than the venue's input makes it, at any receiver, and
+    /// `mdgw ha verify` finds nothing in the captures.
+    ///
+    /// # Panics
+    /// When it isn't so.
+    pub fn assert_right(&self) {
+        for faults in &self.faults {
+            assert_eq!(*faults, Faults::default(), "{}", self.verdict);
+        }
+        assert_eq!(self.verified["kept"], true, "{}", self.verdict);
+    }
+
+    /// Epochs that were published, ascending.
+    #[must_use]
+    pub fn epochs(&self) -> Vec<Epoch> {
+        let epochs = self.verified["epochs"].as_array().cloned().unwrap_or_default();
+        let number = |value: &Value| value.as_u64().unwrap_or_default();
+        let node = |value: &Value| u8::try_from(number(value)).unwrap_or_default();
+        epochs.iter().map(|epoch| Epoch::new(number(&epoch["count"]), node(&epoch["node"]))).collect()
+    }
+}
+
+/// The longest time in `[from_ns, until_ns)` in which a receiver was told nothing new, ns.
+#[must_use]
+pub fn longest_silence_ns(received: &Received, from_ns: u64, until_ns: u64) -> u64 {
+    let times = received.delivered.iter().map(|delivered| delivered.time_ns);
+    let within = times.filter(|time_ns| (from_ns..until_ns).contains(time_ns));
+    let times: Vec<u64> = [from_ns].into_iter().chain(within).chain([until_ns]).collect();
+    times.windows(2).map(|two| two[1].saturating_sub(two[0])).max().unwrap_or(0)
+}
+
+fn changes(received: &Received) -> Vec<Change> {
+    let messages: Vec<&Delivered> =
+        received.delivered.iter().filter(|delivered| matches!(delivered.what, What::Message { .. })).collect();
+    let borders = messages.windows(2).filter(|two| two[0].epoch != two[1].epoch);
+    let change = |two: &[&Delivered]| {
+        let heard = received.first_packets.iter().find(|(epoch, _)| *epoch == two[1].epoch);
+        Change {
+            from: two[0].epoch,
+            to: two[1].epoch,
+            last_old_ns: two[0].time_ns,
+            first_packet_ns: heard.map_or(two[1].time_ns, |(_, time_ns)| *time_ns),
+            first_content_ns: two[1].time_ns,
+        }
+    };
+    borders.map(change).collect()
+}
+
+fn gained(audit: &str) -> Vec<(Epoch, u64)> {
+    let lines = audit.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let gained = lines.filter(|entry| entry["event"] == "gained");
+    let number = |value: &Value| value.as_u64().unwrap_or_default();
+    let epoch = |entry: &Value| {
+        let node = u8::try_from(number(&entry["epoch_node"])).unwrap_or_default();
+        (Epoch::new(number(&entry["epoch_count"]), node), number(&entry["time_ns"]))
+    };
+    gained.map(|entry| epoch(&entry)).collect()
+}
+
+#[derive(Default)]
+struct NameSink {
+    session: Option<Session>,
+    expected: Expected,
+}
+
+impl FrameSink for NameSink {
+    fn frame(&mut self, meta: &FrameMeta, _record_count: u16, body: &[u8]) {
+        if let Some(session) = self.session
+            && meta.kind == FrameKind::Message
+        {
+            self.expected.messages.push(((session, meta.sequence.0), content(body)));
+        }
+    }
+
+    fn settled(&mut self, _next: Sequence) {}
+
+    fn session(&mut self, session: Session, _next: Sequence) {
+        self.session = Some(session);
+    }
+
+    fn end_of_session(&mut self) {}
+}

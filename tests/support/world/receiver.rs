@@ -1,0 +1,290 @@
+//! A receiver on a host of its own: writes down every packet as the kernel stamped it, and what the subscriber library made
+//! of it.
+
+use std::{
+    fs::File,
+    hash::{DefaultHasher, Hasher as _},
+    io::{self, BufWriter},
+    net::{SocketAddrV4, UdpSocket},
+    os::fd::AsRawFd as _,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+};
+
+use mdgw::{
+    capture_file::PcapWriter,
+    net::{
+        batch::ReceiveBatch,
+        epoll::EpollSet,
+        handle_set::{ChannelIndex, Handle, HandleSet as _, ThreadIo as _, Wait},
+        sockets::{ReceiveOptions, ReceiveSocket, open_receive},
+    },
+    sys::clock::{mono_now, unix_now},
+};
+use mdgw_feeds::{
+    frame::FrameFlags,
+    identity::{Epoch, Line, Session},
+    published::packet::parse_packet,
+};
+use mdgw_subscriber::{Item, Output, PublishedDatagram, Receiver as Protocol, ReceiverConfig, ServiceConfig};
+use zerocopy::IntoBytes as _;
+
+use crate::{
+    namespaces::{Host, INTERFACE},
+    pair::GROUP,
+};
+
+/// One thing that was delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delivered {
+    /// When the kernel had the datagram that brought it, ns since 1970 UTC.
+    pub time_ns: u64,
+    /// Under which epoch it was believed.
+    pub epoch: Epoch,
+    /// What.
+    pub what: What,
+}
+
+/// What was delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// A message's records.
+    Message {
+        /// Its name.
+        name: (Session, u64),
+        /// A hash of its records.
+        content: u64,
+        /// Whether its book is in doubt.
+        is_suspect: bool,
+    },
+    /// Some were declared missing by the gateway.
+    Gap(u64),
+    /// Some were lost on the way.
+    Lost(u64),
+    /// The session's end.
+    End,
+}
+
+/// All that a receiver knows in the end.
+#[derive(Clone, Debug, Default)]
+pub struct Received {
+    /// In the order of delivery.
+    pub delivered: Vec<Delivered>,
+    /// When each epoch was first heard.
+    pub first_packets: Vec<(Epoch, u64)>,
+    /// Datagrams that no epoch above a thousand counts away, and no other damage, kept out: see `drops` of the library.
+    pub refused: u64,
+}
+
+/// A running receiver.
+#[derive(Debug)]
+pub struct Receiver {
+    /// Every packet that reached it.
+    pub capture: PathBuf,
+    received: Arc<Mutex<Received>>,
+    stop: Arc<(AtomicBool, EpollSet)>,
+    thread: Option<JoinHandle<io::Result<()>>>,
+}
+
+/// A hash of one message's records.
+#[must_use]
+pub fn content(body: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(body);
+    hasher.finish()
+}
+
+impl Receiver {
+    /// Joins the group on that host, and asks `service` for what is missing.
+    ///
+    /// # Panics
+    /// When it can't.
+    #[must_use]
+    pub fn start(host: &Host, group: SocketAddrV4, service: SocketAddrV4, capture: &Path) -> Self {
+        let set = EpollSet::new().expect("the kernel gives an epoll set");
+        let (line, asking) = host.namespace.run(|| {
+            let interface = INTERFACE.parse().unwrap_or_else(|never| match never {});
+            let options =
+                ReceiveOptions { receive_buffer_bytes: 64 << 20, ..ReceiveOptions::new(group, Some(interface)) };
+            let asking = UdpSocket::bind((host.address, 0)).and_then(|socket| {
+                socket.connect(service)?;
+                socket.set_nonblocking(true)?;
+                Ok(socket)
+            });
+            (open_receive(&options).expect("a receiver joins"), asking.expect("a receiver can ask"))
+        });
+        let of = |line| Handle { channel: ChannelIndex(0), line };
+        let watched = set.add(rustix::fd::AsFd::as_fd(&line), of(Line::A));
+        watched
+            .and_then(|()| set.add(rustix::fd::AsFd::as_fd(&asking), of(Line::RECOVERY)))
+            .expect("sockets are watched");
+        let writer = File::create(capture).and_then(|file| PcapWriter::new(BufWriter::with_capacity(1 << 20, file)));
+        let stop = Arc::new((AtomicBool::new(false), set));
+        let received = Arc::new(Mutex::new(Received::default()));
+        let receiving = Receiving {
+            sockets: (line, asking),
+            group,
+            writer: writer.expect("a capture can be begun"),
+            protocol: Protocol::new(ReceiverConfig {
+                group: GROUP,
+                lines: 1,
+                window_packets: 16_384,
+                // Whoever is asked may have to be started again first.
+                service: Some(ServiceConfig { attempts_max: 400, ..ServiceConfig::default() }),
+                ..ReceiverConfig::default()
+            }),
+            received: Arc::clone(&received),
+            stop: Arc::clone(&stop),
+        };
+        let thread = std::thread::spawn(move || receiving.run());
+        Self { capture: capture.to_owned(), received, stop, thread: Some(thread) }
+    }
+
+    /// How many things were delivered, and under which epoch the last of them.
+    #[must_use]
+    pub fn progress(&self) -> (usize, Epoch) {
+        let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        (received.delivered.len(), received.delivered.last().map(|last| last.epoch).unwrap_or_default())
+    }
+
+    /// Whether the session's end is the last that was delivered.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        received.delivered.last().is_some_and(|last| last.what == What::End)
+    }
+
+    /// The last message that was delivered.
+    #[must_use]
+    pub fn last_name(&self) -> Option<(Session, u64)> {
+        let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        received.delivered.iter().rev().find_map(|delivered| match delivered.what {
+            What::Message { name, .. } => Some(name),
+            What::Gap(_) | What::Lost(_) | What::End => None,
+        })
+    }
+
+    /// Ends it.
+    ///
+    /// # Panics
+    /// When it has failed.
+    #[must_use]
+    pub fn finish(mut self) -> (PathBuf, Received) {
+        self.end().expect("a receiver writes down what it hears");
+        let received = std::mem::take(&mut *self.received.lock().unwrap_or_else(PoisonError::into_inner));
+        (self.capture.clone(), received)
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        self.stop.0.store(true, Ordering::Release);
+        self.stop.1.wake();
+        self.thread
+            .take()
+            .map_or(Ok(()), |thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.stop.0.store(true, Ordering::Release);
+        self.stop.1.wake();
+    }
+}
+
+struct Receiving {
+    sockets: (ReceiveSocket, UdpSocket),
+    group: SocketAddrV4,
+    writer: PcapWriter<BufWriter<File>>,
+    protocol: Protocol,
+    received: Arc<Mutex<Received>>,
+    stop: Arc<(AtomicBool, EpollSet)>,
+}
+
+impl Receiving {
+    fn run(mut self) -> io::Result<()> {
+        let shared = Arc::clone(&self.stop);
+        let (is_stopped, set) = &*shared;
+        let mut thread = set.thread_io()?;
+        let mut batch = ReceiveBatch::new(ReceiveBatch::PACKETS_MAX, ReceiveBatch::DATAGRAM_BYTES_MAX);
+        let sockets = [(Line::A, self.sockets.0.raw()), (Line::RECOVERY, self.sockets.1.as_raw_fd())];
+        let mut events = Vec::new();
+        loop {
+            // Asked before, so that what lay in the sockets then is still read.
+            let is_last = is_stopped.load(Ordering::Acquire);
+            loop {
+                batch.clear();
+                // The service is not there yet, or no more: it is asked again.
+                let unfinished = thread.receive(&sockets, &mut batch).unwrap_or_default();
+                for datagram in batch.iter() {
+                    let time_ns = datagram.ts_recv.unwrap_or_else(unix_now);
+                    self.take(datagram.line, datagram.bytes, time_ns.0, datagram.source)?;
+                }
+                if unfinished.is_empty() {
+                    break;
+                }
+            }
+            let received = &self.received;
+            let now = unix_now().0;
+            self.protocol.on_deadline(mono_now(), &mut |output| deliver(received, &output, now, None));
+            while let Some(request) = self.protocol.poll_request() {
+                // Refused: it is asked again.
+                let _sent = self.sockets.1.send(request.to_packet().as_bytes());
+            }
+            if is_last {
+                self.protocol.finish(&mut |output| deliver(received, &output, now, None));
+                return self.writer.finish().map(drop);
+            }
+            set.set_timer(self.protocol.next_deadline());
+            events.clear();
+            thread.wait(Wait::Block, 16, &mut events)?;
+        }
+    }
+
+    fn take(&mut self, line: Line, bytes: &[u8], time_ns: u64, source: SocketAddrV4) -> io::Result<()> {
+        let local = if line == Line::A { self.group } else { address_of(&self.sockets.1)? };
+        self.writer.datagram(time_ns, source, local, bytes)?;
+        let before = self.protocol.epoch();
+        let received = &self.received;
+        let epoch = parse_packet(bytes).ok().map(|packet| packet.meta.epoch);
+        let datagram = PublishedDatagram { line, bytes, ts_recv: mdgw_feeds::time::UnixNs(time_ns) };
+        let taken =
+            self.protocol.accept(datagram, mono_now(), &mut |output| deliver(received, &output, time_ns, epoch));
+        let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
+        received.refused += u64::from(taken.is_err());
+        if let Some(epoch) = self.protocol.epoch()
+            && before != Some(epoch)
+        {
+            received.first_packets.push((epoch, time_ns));
+        }
+        Ok(())
+    }
+}
+
+fn address_of(socket: &UdpSocket) -> io::Result<SocketAddrV4> {
+    match socket.local_addr()? {
+        std::net::SocketAddr::V4(address) => Ok(address),
+        std::net::SocketAddr::V6(_) => Err(io::Error::other("not an IPv4 socket")),
+    }
+}
+
+/// `epoch`: of the datagram that brought it; the last one known where time did.
+fn deliver(received: &Mutex<Received>, output: &Output<'_>, time_ns: u64, epoch: Option<Epoch>) {
+    let what = match output.item {
+        Item::Message { header, body } => What::Message {
+            name: (output.session, header.sequence.get()),
+            content: content(body),
+            is_suspect: FrameFlags(header.flags).contains(FrameFlags::SUSPECT),
+        },
+        Item::Gap(gap) => What::Gap(gap.count()),
+        Item::Lost(gap) => What::Lost(gap.count()),
+        Item::EndOfSession => What::End,
+        Item::Session | Item::Definition { .. } | Item::Snapshot { .. } | Item::State(_) => return,
+    };
+    let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
+    let epoch = epoch.or_else(|| received.delivered.last().map(|last| last.epoch)).unwrap_or_default();
+    received.delivered.push(Delivered { time_ns, epoch, what });
+}

@@ -1,0 +1,85 @@
+//! Stalls of the machine itself: a thread on each core that wants to wake up twice in a millisecond, and writes down when it
+//! could not.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use mdgw::sys::clock::{mono_now, unix_now};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+/// A wake-up that came late.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stall {
+    /// When it came at last, ns since 1970 UTC.
+    pub until_ns: u64,
+    /// How late, ns.
+    pub late_ns: u64,
+}
+
+/// Threads that watch the cores.
+#[derive(Debug)]
+pub struct StallWatch {
+    stalls: Arc<Mutex<Vec<Stall>>>,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl StallWatch {
+    /// One thread for each core, in the ordinary class, as the gateways' pools are.
+    ///
+    /// # Panics
+    /// When the machine does not tell its cores.
+    #[must_use]
+    pub fn start() -> Self {
+        let cores = std::thread::available_parallelism().expect("a machine has cores").get();
+        let (stalls, stop) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+        let watch = |core: usize| {
+            let (stalls, stop) = (Arc::clone(&stalls), Arc::clone(&stop));
+            std::thread::spawn(move || {
+                let mut only = CpuSet::new();
+                only.set(core);
+                // Not allowed to choose: then it watches wherever it runs.
+                let _pinned = sched_setaffinity(None, &only);
+                while !stop.load(Ordering::Relaxed) {
+                    let before = mono_now();
+                    std::thread::sleep(PERIOD);
+                    let late_ns = mono_now().since(before).saturating_sub(PERIOD_NS);
+                    if late_ns > LATE_NS_MIN {
+                        let stall = Stall { until_ns: unix_now().0, late_ns };
+                        stalls.lock().unwrap_or_else(PoisonError::into_inner).push(stall);
+                    }
+                }
+            })
+        };
+        Self { threads: (0..cores).map(watch).collect(), stalls, stop }
+    }
+
+    /// The longest stall that touches `[from_ns, until_ns)`, ns since 1970 UTC; 0: none.
+    #[must_use]
+    pub fn worst_ns(&self, from_ns: u64, until_ns: u64) -> u64 {
+        let stalls = self.stalls.lock().unwrap_or_else(PoisonError::into_inner);
+        let touching = |stall: &&Stall| stall.until_ns > from_ns && stall.until_ns - stall.late_ns < until_ns;
+        stalls.iter().filter(touching).map(|stall| stall.late_ns).max().unwrap_or(0)
+    }
+}
+
+impl Drop for StallWatch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            // It has nothing to panic about.
+            let _ended = thread.join();
+        }
+    }
+}
+
+const PERIOD: Duration = Duration::from_nanos(PERIOD_NS);
+const PERIOD_NS: u64 = 500_000;
+/// What comes later is a stall.
+const LATE_NS_MIN: u64 = 1_000_000;
