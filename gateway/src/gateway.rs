@@ -335,6 +335,7 @@ impl Gateway {
         let channels: Vec<ChannelId> = self.group(group).into_iter().flat_map(GroupDesk::channels).collect();
         let conditions = Arc::clone(self.condition.newest());
         let costs = self.takeovers.costs(group).cloned();
+        let history = self.link.as_ref().map(|_| Arc::clone(&self.history));
         let details = move || {
             let condition = lock(&conditions).get(&group).copied();
             let board = board.as_ref().map(|board| board.all()).unwrap_or_default();
@@ -342,7 +343,12 @@ impl Gateway {
             let told = known.map(|(channel, known)| {
                 let ready = known.ready.map(Reached::from);
                 let state = format!("{:?}", known.state).to_lowercase();
-                json!({ "channel": channel.0, "state": state, "ready": ready, "packets_heard": known.packets })
+                let kept = history.as_ref().and_then(|history| history.extent(*channel)).map(|kept| {
+                    let (from, until, next) = (kept.from.0, kept.until.0, kept.next.0);
+                    json!({ "from": from, "until": until, "next": next, "bytes": kept.bytes, "is_cut": kept.is_cut })
+                });
+                let packets = known.packets;
+                json!({ "channel": channel.0, "state": state, "ready": ready, "packets_heard": packets, "kept": kept })
             });
             let joining = condition.map(|Condition { joining, .. }| {
                 json!({

@@ -22,7 +22,7 @@ mod tracker;
 pub mod windows;
 
 pub use epochs::KnownEpochs;
-pub use history::InputHistory;
+pub use history::{HistoryExtent, InputHistory};
 pub use listener::{
     Board, ChannelBoard, ChannelGauges, ListenedChannel, ListenedInput, ListenedOutput, ListenerCounts, Standby,
     StandbyConfig, StandbyError,

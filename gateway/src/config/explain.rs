@@ -195,6 +195,11 @@ fn explain_election(config: &Resolved, out: &mut impl Write) -> fmt::Result {
                 Some(limit_ns) => writeln!(out, ", kills a leader that hangs for {}", Nanoseconds(limit_ns))?,
                 None => writeln!(out)?,
             }
+            let kept = Bytes(link.history_bytes as u64);
+            writeln!(
+                out,
+                "  history    {kept} of each channel's input: a gateway that comes back gets the whole session while it fits"
+            )?;
         }
         None => writeln!(out, "  link       none: no hand-over, no promises")?,
     }
@@ -290,6 +295,9 @@ fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     writeln!(out, "log          {}", config.log.level)
 }
 
+/// Only gateways of a linked pair have it.
+const PEERS_ROW: &str = "input for the peer";
+
 fn explain_memory(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     let memory = config.memory();
     let rows = [
@@ -298,10 +306,12 @@ fn explain_memory(config: &Resolved, out: &mut impl Write) -> fmt::Result {
         ("publication logs", memory.logs_bytes),
         ("latency histograms", memory.histograms_bytes as u64),
         ("socket buffers", memory.sockets_bytes as u64),
+        (PEERS_ROW, memory.history_bytes),
         ("together", memory.total_bytes()),
     ];
     writeln!(out, "\nmemory, about")?;
-    rows.into_iter().try_for_each(|(name, bytes)| writeln!(out, "  {name:<20} {:>10}", Bytes(bytes).to_string()))
+    let mut rows = rows.into_iter().filter(|(name, bytes)| *bytes > 0 || *name != PEERS_ROW);
+    rows.try_for_each(|(name, bytes)| writeln!(out, "  {name:<20} {:>10}", Bytes(bytes).to_string()))
 }
 
 /// The file as messages name it, with what stands in it.

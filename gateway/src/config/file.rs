@@ -276,6 +276,8 @@ pub struct Link {
     pub sentinel: Written<String>,
     /// After how long without progress the sentinel kills the gateway; 0 for never.
     pub hang_limit_ms: Written<i64>,
+    /// How much of each channel's input is kept for the other gateway.
+    pub history_bytes: Written<i64>,
 }
 
 /// `[election.quorum]`

@@ -24,6 +24,9 @@ pub const NODE: Bound = bound(0, 255, 0, "node number");
 pub const SEGMENT_BYTES: Bound = bound(1 << 20, 1 << 34, 64 << 20, "bytes");
 /// Four default segments: tens of seconds of a busy channel, for late joiners and retransmission.
 pub const RETENTION_BYTES: Bound = bound(2 << 20, 1 << 40, 256 << 20, "bytes");
+/// Input of each channel that a gateway keeps for its peer: a second and more of a busy channel, for gaps. A peer that comes
+/// back needs all of a session, which only a quiet feed has in so little.
+pub const HISTORY_BYTES: Bound = bound(1 << 20, 1 << 38, 32 << 20, "bytes");
 /// An hour; 0 keeps entries until their space is needed.
 pub const RETENTION_SECONDS: Bound = bound(0, 30 * 86_400, 3_600, "seconds");
 /// Threads without a core of their own; for trying things out.

@@ -18,6 +18,8 @@ pub struct Memory {
     pub histograms_bytes: usize,
     /// Receive buffers asked of the kernel.
     pub sockets_bytes: usize,
+    /// Input of all channels that is kept for the other gateway of a pair; grows to its limit.
+    pub history_bytes: u64,
 }
 
 impl Memory {
@@ -25,7 +27,7 @@ impl Memory {
     #[must_use]
     pub fn total_bytes(self) -> u64 {
         let own = self.books_bytes + self.windows_bytes + self.histograms_bytes + self.sockets_bytes;
-        self.logs_bytes + own as u64
+        self.logs_bytes + self.history_bytes + own as u64
     }
 }
 
@@ -52,6 +54,11 @@ impl Resolved {
                 .flat_map(|channel| &channel.lines)
                 .map(|line| line.receive_buffer_bytes)
                 .sum(),
+            history_bytes: self
+                .election
+                .as_ref()
+                .and_then(|election| election.link.as_ref())
+                .map_or(0, |link| self.channels.len() as u64 * link.history_bytes as u64),
         }
     }
 }

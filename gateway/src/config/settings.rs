@@ -217,6 +217,7 @@ impl List {
             self.push("election.link.key_file", quoted(link.key_file.display()));
             self.push("election.link.sentinel", quoted(&link.sentinel));
             self.push("election.link.hang_limit_ms", link.hang_limit_ns.unwrap_or(0) / 1_000_000);
+            self.push("election.link.history_bytes", link.history_bytes);
         }
         match &election.backend {
             Backend::File(directory) => {

@@ -122,6 +122,7 @@ impl<'c> Wiring<'c> {
             (group, GroupParts { fence: Arc::new(fence), epochs: Arc::new(epochs) })
         };
         let groups = config.channels.iter().map(|channel| channel.group).map(group).collect();
+        let link = config.election.as_ref().and_then(|election| election.link.as_ref());
         Ok(Self {
             config,
             overrides,
@@ -132,7 +133,7 @@ impl<'c> Wiring<'c> {
             peer_gaps: Arc::new(PeerGaps::new(4 * config.channels.len().max(1))),
             history: Arc::new(InputHistory::new(
                 config.channels.iter().map(|setup| (setup.id, setup.feed)),
-                HISTORY_BYTES_MAX,
+                link.map_or(HISTORY_BYTES, |link| link.history_bytes),
             )),
             listened: Vec::new(),
             words: BTreeMap::new(),
@@ -505,8 +506,8 @@ const PAYLOAD_BYTES_MAX: usize = 1_472;
 const HEARTBEAT_NS: u64 = 1_000_000_000;
 /// How many counts above what anybody vouches for an epoch is believed.
 const EPOCH_JUMP_MAX: u64 = 1_000;
-/// What is kept of each channel's input for the peer: a second and more of a busy one.
-const HISTORY_BYTES_MAX: usize = 32 << 20;
+/// What is kept of each channel's input for a peer that the configuration doesn't name.
+const HISTORY_BYTES: usize = 32 << 20;
 /// One more than a message lost on the link needs.
 const PEER_ATTEMPTS_MAX: u16 = 2;
 /// Three seconds for the link to come up; a peer that says it has no more isn't waited for.

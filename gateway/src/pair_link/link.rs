@@ -452,6 +452,8 @@ impl Link {
             }
             LinkMessage::GapAsk(range) => self.answer_gap(&range, connection),
             LinkMessage::GapPacket { channel, bytes } => {
+                // What is none of the numbering that is kept is for the channel to refuse and to count.
+                let _refused = self.history.complete(channel, &bytes);
                 // No room: it is asked for again.
                 let _full = self.channels.0(channel, ChannelMessage::Recovered(bytes.into()));
             }

@@ -4,7 +4,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use mdgw_feeds::{
@@ -20,6 +20,21 @@ pub struct InputHistory {
     bytes_max: usize,
 }
 
+/// How much of a channel's present numbering is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HistoryExtent {
+    /// First sequence.
+    pub from: Sequence,
+    /// From there, the first sequence that is missing.
+    pub until: Sequence,
+    /// First sequence behind all that is kept.
+    pub next: Sequence,
+    /// Bytes of it, with what keeping them takes.
+    pub bytes: usize,
+    /// Some of it had to go for want of room: a gateway that comes back can't get the whole session from here.
+    pub is_cut: bool,
+}
+
 /// One channel's, of the numbering that came last.
 #[derive(Debug)]
 struct Kept {
@@ -28,6 +43,10 @@ struct Kept {
     /// By first sequence: the first sequence behind, and the datagram.
     packets: BTreeMap<u64, (u64, Box<[u8]>)>,
     bytes: usize,
+    /// From the first that is kept up to there is no hole.
+    until: u64,
+    /// Some of the numbering had to go for want of room.
+    is_cut: bool,
     /// The venue began again under one and the same name: whose a packet is can't be told any more.
     is_ambiguous: bool,
 }
@@ -36,10 +55,7 @@ impl InputHistory {
     /// Keeps so many bytes of each channel.
     #[must_use]
     pub fn new(channels: impl IntoIterator<Item = (ChannelId, Feed)>, bytes_max: usize) -> Self {
-        let kept = |(channel, feed)| {
-            let session = VenueSession::default();
-            (channel, Kept { feed, session, packets: BTreeMap::new(), bytes: 0, is_ambiguous: false })
-        };
+        let kept = |(channel, feed)| (channel, Kept::new(feed, VenueSession::default()));
         Self { channels: Mutex::new(channels.into_iter().map(kept).collect()), bytes_max }
     }
 
@@ -48,38 +64,69 @@ impl InputHistory {
     /// # Errors
     /// When it is none of the channel's protocol.
     pub fn keep(&self, channel: ChannelId, datagram: &[u8]) -> Result<(), DropReason> {
-        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut channels = self.lock();
         let kept = channels.get_mut(&channel).ok_or(DropReason::ChannelUnknown)?;
         let packet = parse(kept.feed, datagram)?;
         if packet.kind != PacketKind::Messages || packet.unsequenced {
             return Ok(());
         }
         if packet.session != kept.session {
-            *kept = Kept { session: packet.session, packets: BTreeMap::new(), bytes: 0, is_ambiguous: false, ..*kept };
+            *kept = Kept::new(kept.feed, packet.session);
         }
-        let (first, next) = (packet.first.0, packet.next().0);
         // A copy of the beginning that comes late is none.
-        let is_copy = kept.packets.get(&first).is_some_and(|(_, known)| **known == *datagram);
+        let is_copy = kept.packets.get(&packet.first.0).is_some_and(|(_, known)| **known == *datagram);
         kept.is_ambiguous |= packet.restart_marker && !kept.packets.is_empty() && !is_copy;
-        if kept.packets.get(&first).is_some_and(|(known, _)| *known >= next) {
-            return Ok(());
-        }
-        kept.bytes += datagram.len();
-        if let Some((_, old)) = kept.packets.insert(first, (next, datagram.into())) {
-            kept.bytes -= old.len();
-        }
-        while kept.bytes > self.bytes_max
-            && let Some((_, (_, oldest))) = kept.packets.pop_first()
-        {
-            kept.bytes -= oldest.len();
+        let was_cut = kept.is_cut;
+        kept.put(&packet, datagram, self.bytes_max);
+        if kept.is_cut && !was_cut {
+            tracing::warn!(
+                alarm = "history-full",
+                channel = channel.0,
+                history_bytes = self.bytes_max,
+                "a gateway that comes back can't get the whole session from this one any more"
+            );
         }
         Ok(())
+    }
+
+    /// What the other gateway has sent of the numbering that is kept: lines that this one heard too late did not bring it.
+    ///
+    /// # Errors
+    /// When it is none of the channel's protocol, or of another numbering.
+    pub fn complete(&self, channel: ChannelId, datagram: &[u8]) -> Result<(), DropReason> {
+        let mut channels = self.lock();
+        let kept = channels.get_mut(&channel).ok_or(DropReason::ChannelUnknown)?;
+        let packet = parse(kept.feed, datagram)?;
+        if packet.session != kept.session || packet.kind != PacketKind::Messages || packet.unsequenced {
+            return Err(DropReason::SessionStale);
+        }
+        kept.put(&packet, datagram, self.bytes_max);
+        Ok(())
+    }
+
+    /// How much is kept of a channel's present numbering; nothing where that can't be told.
+    #[must_use]
+    pub fn extent(&self, channel: ChannelId) -> Option<HistoryExtent> {
+        let channels = self.lock();
+        let kept = channels.get(&channel).filter(|kept| !kept.is_ambiguous)?;
+        let ((from, _), (_, (next, _))) = (kept.packets.first_key_value()?, kept.packets.last_key_value()?);
+        Some(HistoryExtent {
+            from: Sequence(*from),
+            until: Sequence(kept.until),
+            next: Sequence(*next),
+            bytes: kept.bytes,
+            is_cut: kept.is_cut,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ChannelId, Kept>> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Datagrams that hold some of `[first, next)`, oldest first, no more than `packets_max`.
     #[must_use]
     pub fn range(&self, channel: ChannelId, first: Sequence, next: Sequence, packets_max: usize) -> Vec<Box<[u8]>> {
-        let channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        let channels = self.lock();
         let Some(kept) = channels.get(&channel).filter(|kept| !kept.is_ambiguous && first < next) else {
             return Vec::new();
         };
@@ -89,6 +136,54 @@ impl InputHistory {
         packets.take(packets_max).map(|(_, (_, datagram))| datagram.clone()).collect()
     }
 }
+
+impl Kept {
+    fn new(feed: Feed, session: VenueSession) -> Self {
+        let packets = BTreeMap::new();
+        Self { feed, session, packets, bytes: 0, until: 0, is_cut: false, is_ambiguous: false }
+    }
+
+    fn put(&mut self, packet: &Packet<'_>, datagram: &[u8], bytes_max: usize) {
+        let (first, next) = (packet.first.0, packet.next().0);
+        if self.packets.get(&first).is_some_and(|(known, _)| *known >= next) {
+            return;
+        }
+        self.bytes += datagram.len() + PACKET_BYTES;
+        if let Some((_, old)) = self.packets.insert(first, (next, datagram.into())) {
+            self.bytes -= old.len() + PACKET_BYTES;
+        }
+        let is_lowest = self.packets.first_key_value().is_some_and(|(lowest, _)| *lowest == first);
+        if is_lowest {
+            self.go_on(first, first);
+        } else if first <= self.until && next > self.until {
+            self.go_on(self.until, next);
+        }
+        while self.bytes > bytes_max
+            && let Some((_, (_, oldest))) = self.packets.pop_first()
+        {
+            self.bytes -= oldest.len() + PACKET_BYTES;
+            self.is_cut = true;
+            let lowest = self.packets.first_key_value().map_or(0, |(lowest, _)| *lowest);
+            if lowest == 0 || lowest > self.until {
+                self.go_on(lowest, lowest);
+            }
+        }
+    }
+
+    /// There is no hole up to `until`, nor in what joins it of the packets from `from` on.
+    fn go_on(&mut self, from: u64, mut until: u64) {
+        for (first, (next, _)) in self.packets.range(from..) {
+            if *first > until {
+                break;
+            }
+            until = until.max(*next);
+        }
+        self.until = until;
+    }
+}
+
+/// What a datagram takes besides its bytes: its place in the map, and the allocator's part. About.
+const PACKET_BYTES: usize = 64;
 
 fn parse(feed: Feed, datagram: &[u8]) -> Result<Packet<'_>, DropReason> {
     match feed {
@@ -151,7 +246,7 @@ mod tests {
 
     #[test]
     fn the_oldest_goes_when_there_is_no_room_and_so_does_an_old_numbering() {
-        let bytes = packet(9, 1, 3).len();
+        let bytes = packet(9, 1, 3).len() + PACKET_BYTES;
         let history = history(5 * bytes);
         for first in (1..100).step_by(3) {
             history.keep(CHANNEL, &packet(9, first, 3)).unwrap();
@@ -173,5 +268,62 @@ mod tests {
         history.keep(CHANNEL, &packet(9, 1, 2)).unwrap();
         assert_eq!(firsts(&history, 4, 7), [0; 0]);
         assert_eq!(history.keep(CHANNEL, b"noise"), Err(DropReason::HeaderTruncated));
+    }
+
+    fn extent(history: &InputHistory) -> (u64, u64, u64, bool) {
+        let extent = history.extent(CHANNEL).unwrap();
+        (extent.from.0, extent.until.0, extent.next.0, extent.is_cut)
+    }
+
+    #[test]
+    fn it_tells_how_much_of_the_session_it_has() {
+        let history = history(1 << 20);
+        assert_eq!(history.extent(CHANNEL), None);
+        for (first, expected) in [
+            (8, (8, 11, 11, false)),
+            (14, (8, 11, 17, false)),
+            (11, (8, 17, 17, false)),
+            (2, (2, 5, 17, false)),
+            (23, (2, 5, 26, false)),
+            (5, (2, 17, 26, false)),
+            (17, (2, 20, 26, false)),
+            (20, (2, 26, 26, false)),
+        ] {
+            history.keep(CHANNEL, &packet(9, first, 3)).unwrap();
+            assert_eq!(extent(&history), expected, "with {first}");
+        }
+        // Cut otherwise by the other line.
+        history.keep(CHANNEL, &packet(9, 24, 5)).unwrap();
+        assert_eq!(extent(&history), (2, 29, 29, false));
+        history.keep(CHANNEL, &packet(9, 31, 5)).unwrap();
+        history.keep(CHANNEL, &packet(9, 28, 5)).unwrap();
+        assert_eq!(extent(&history), (2, 36, 36, false));
+        history.keep(CHANNEL, &packet(10, 5, 1)).unwrap();
+        assert_eq!(extent(&history), (5, 6, 6, false), "the next numbering");
+    }
+
+    #[test]
+    fn what_no_longer_fits_goes_and_is_told() {
+        let datagram_bytes = packet(9, 1, 3).len() + PACKET_BYTES;
+        let history = history(4 * datagram_bytes);
+        for first in [1, 4, 10, 13] {
+            history.keep(CHANNEL, &packet(9, first, 3)).unwrap();
+        }
+        assert_eq!(extent(&history), (1, 7, 16, false));
+        history.keep(CHANNEL, &packet(9, 16, 3)).unwrap();
+        assert_eq!(extent(&history), (4, 7, 19, true));
+        history.keep(CHANNEL, &packet(9, 19, 3)).unwrap();
+        assert_eq!(extent(&history), (10, 22, 22, true));
+    }
+
+    #[test]
+    fn what_the_other_gateway_gave_is_kept_too_but_begins_no_numbering() {
+        let history = history(1 << 20);
+        assert_eq!(history.complete(CHANNEL, &packet(9, 1, 3)), Err(DropReason::SessionStale));
+        history.keep(CHANNEL, &packet(9, 4, 3)).unwrap();
+        history.complete(CHANNEL, &packet(9, 1, 3)).unwrap();
+        assert_eq!(history.complete(CHANNEL, &packet(8, 7, 3)), Err(DropReason::SessionStale));
+        assert_eq!(extent(&history), (1, 7, 7, false));
+        assert_eq!(firsts(&history, 2, 5), [1, 4]);
     }
 }

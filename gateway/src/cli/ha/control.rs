@@ -122,6 +122,13 @@ fn write_condition(details: &Value, text: &mut String) -> anyhow::Result<()> {
         if !matches!(channel["state"].as_str(), Some("live" | "ended" | "waiting")) {
             writeln!(text, "       channel {}: {}", channel["channel"], plain(&channel["state"]))?;
         }
+        if channel["kept"]["is_cut"] == true {
+            writeln!(
+                text,
+                "       channel {}: history_bytes is too small for the session: a peer that comes back can't get all of it",
+                channel["channel"]
+            )?;
+        }
     }
     Ok(())
 }
@@ -299,8 +306,11 @@ mod tests {
             write_condition(details, &mut text).unwrap();
             text
         };
-        assert_eq!(told(&json!({ "fitness": "fit", "may_split": false, "channels": [] })), "");
+        let channel = |is_cut: bool| json!({ "channel": 3, "state": "live", "kept": { "is_cut": is_cut } });
+        let well = json!({ "fitness": "fit", "may_split": false, "channels": [channel(false)] });
+        assert_eq!(told(&well), "");
         assert!(told(&json!({ "may_split": true })).contains("splits are allowed (emergent)"));
+        assert!(told(&json!({ "channels": [channel(true)] })).contains("channel 3: history_bytes is too small"));
     }
 
     #[test]

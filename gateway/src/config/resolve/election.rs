@@ -98,7 +98,8 @@ impl Resolver<'_> {
             }
         };
         let hang_limit_ns = self.hang_limit(link, &sentinel, listeners_ms_max);
-        Some(LinkConfig { listen, peer, key_file: key_file.into(), sentinel, hang_limit_ns })
+        let history_bytes = self.number(&link.history_bytes, limits::HISTORY_BYTES);
+        Some(LinkConfig { listen, peer, key_file: key_file.into(), sentinel, hang_limit_ns, history_bytes })
     }
 
     fn hang_limit(&mut self, link: &file::Link, sentinel: &SentinelChoice, listeners_ms_max: u64) -> Option<u64> {
