@@ -245,14 +245,12 @@ impl World {
         at
     }
 
-    /// Asks that gateway to hand over; when, ns since 1970 UTC.
-    ///
-    /// # Panics
-    /// When it doesn't.
-    pub fn hand_over(&self, node: u8) -> u64 {
+    /// Asks that gateway to hand over; when, ns since 1970 UTC. `None`: it could not, or leads no more.
+    #[must_use]
+    pub fn hand_over(&self, node: u8) -> Option<u64> {
         let now = unix_now();
-        let _leader = ask(&self.socket(node), &Request::HandOver { group: None, target: None }).expect("it hands over");
-        now.0
+        let asked = ask(&self.socket(node), &Request::HandOver { group: None, target: None });
+        asked.is_ok().then_some(now.0)
     }
 
     /// A stranger publishes a heartbeat under that epoch.
