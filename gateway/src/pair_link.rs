@@ -19,6 +19,8 @@ pub mod framing;
 mod link;
 pub mod message;
 pub mod mismatch;
+mod question;
 
 pub use desk::{PairCounts, PairDesk, PeerChannel};
 pub use link::{Channels, PairEnds, PairLink, PairLinkConfig, PairLinkError, PairParts};
+pub use question::ask_positions;

@@ -104,7 +104,12 @@ fn both_killed_and_restarted_they_go_on_and_say_where_they_are_in_doubt() {
     world.pair.start(1);
     let leader = world.pair.leader();
     world.pair.wait_until_stands(3 - leader);
-    let (_pair, consumer, expected) = world.end();
+    let (pair, consumer, expected) = world.end();
+    for site in &pair.sites {
+        // Each had a peer that had begun anew, and could have given it nothing of the session.
+        let logged = messages_of(&log_entries(site));
+        assert!(logged.first_key_value() == expected.first_key_value(), "a log was given away");
+    }
     // Nobody was left who had the books. What was told before is right, and what comes after it is in order and in doubt.
     let messages = consumer.told.iter().filter_map(|told| match told {
         Told::Message(session, sequence, records, is_suspect) => Some(((*session, *sequence), records, *is_suspect)),

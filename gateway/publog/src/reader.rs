@@ -141,6 +141,29 @@ impl Reader {
         self.seek_oldest()
     }
 
+    /// Session and `next` of the last entry there is. Leaves the reader behind it.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn last(&mut self) -> Result<Option<(SessionBytes, u64)>, LogError> {
+        for number in segment_numbers(&self.directory)?.into_iter().rev() {
+            let Some(segment) = self.map(number)? else { continue };
+            let slot = segment.slots().rev().find(|slot| segment.is_sound(slot));
+            let begin = segment.head().layout.entries_offset;
+            let from = slot.map_or(begin, |slot| slot.offset);
+            self.stand(segment, from);
+            let mut last = None;
+            while let Some(entry) = self.next() {
+                last = Some((entry.session, entry.next));
+            }
+            // One that was made ahead has nothing yet.
+            if last.is_some() {
+                return Ok(last);
+            }
+        }
+        Ok(None)
+    }
+
     /// Goes to the first entry of `session` that settles `sequence` or something after it, all parts of a message
     /// that was cut included.
     ///

@@ -2,23 +2,31 @@
 //! second; the elections are told, and whoever asks for the status.
 
 use std::{
+    cmp::Ordering,
     collections::BTreeMap,
-    net::TcpStream,
+    path::Path,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use mdgw_feeds::{channel::ChannelState, identity::GroupId, published::position::StreamPosition, time::MonoNs};
+use mdgw_feeds::{
+    channel::ChannelState,
+    identity::{ChannelId, GroupId, Sequence, Session},
+    published::position::StreamPosition,
+    time::MonoNs,
+};
+use mdgw_publog::Reader;
 
-use super::{Beginning, GroupDesk};
+use super::{Beginning, GroupDesk, wiring::log_directory};
 use crate::{
     config::Resolved,
     election::{
+        auth::SharedKey,
         driver::Election,
         fitness::{Fitness, FitnessClass, Standing},
         latch::LeaderLatch as _,
     },
-    pair_link::PairDesk,
+    pair_link::{PairDesk, ask_positions, message::ChannelPositions},
     standby::{
         Board, ChannelBoard, Hearing,
         fitness::{ChannelLook, FitnessLook, FitnessWatch},
@@ -199,18 +207,52 @@ impl Surroundings<'_> {
     }
 }
 
-/// What a gateway of a pair is to begin with: where its peer listens, with the whole session, so that its books are as
-/// good; else with what it has.
+/// What a gateway of a pair is to begin with: where its peer can give the whole session, with that, so that its books
+/// are as good; else with what it has. A log that nobody else could give again isn't given away.
 #[must_use]
 pub fn beginning(config: &Resolved) -> Beginning {
-    let link = config.election.as_ref().and_then(|election| election.link.as_ref());
-    let answers = |peer: std::net::SocketAddrV4| TcpStream::connect_timeout(&peer.into(), DIAL_PATIENCE).is_ok();
-    match link {
-        Some(link) if answers(link.peer) => {
-            tracing::info!(peer = %link.peer, "the other gateway is there: the whole session is asked of it");
-            Beginning::WholeSession
+    let Some(link) = config.election.as_ref().and_then(|election| election.link.as_ref()) else {
+        return Beginning::OwnLog;
+    };
+    // A key that can't be read is told when the gateway starts.
+    let Ok(key) = SharedKey::load(&link.key_file) else { return Beginning::OwnLog };
+    let Ok(told) = ask_positions(link.peer, config.gateway.node, key, ASK_PATIENCE) else { return Beginning::OwnLog };
+    for setup in &config.channels {
+        let theirs = told.iter().find(|theirs| theirs.channel == setup.id);
+        let own = log_end(&log_directory(config, setup.id), setup.id);
+        if !may_go(own, theirs, setup.recovery.is_some()) {
+            tracing::warn!(
+                peer = %link.peer,
+                channel = setup.name,
+                own = ?own,
+                peer_keeps = ?theirs.and_then(|theirs| theirs.kept),
+                "the other gateway is there, but without the whole session: this one begins with its own log, and books in doubt"
+            );
+            return Beginning::OwnLog;
         }
-        _ => Beginning::OwnLog,
+    }
+    tracing::info!(peer = %link.peer, "the other gateway is there: the whole session is asked of it");
+    Beginning::WholeSession
+}
+
+/// How far a log has come; `None` where nothing can be read of it.
+fn log_end(directory: &Path, channel: ChannelId) -> Option<StreamPosition> {
+    let (session, next) = Reader::open(directory, channel.0).and_then(|mut log| log.last()).ok()??;
+    Some(StreamPosition::at(Session::from_bytes(session)?, Sequence(next)))
+}
+
+/// Whether what the own log has of the present session can be had again.
+fn may_go(own: Option<StreamPosition>, theirs: Option<&ChannelPositions>, has_server: bool) -> bool {
+    let Some(own) = own else { return true };
+    let Some((ready, theirs)) = theirs.and_then(|theirs| Some((theirs.ready?, theirs))) else { return false };
+    match ready.session.cmp(&own.session) {
+        Ordering::Greater => true,
+        Ordering::Less => false,
+        Ordering::Equal => theirs.kept.is_some_and(|kept| {
+            // The venue's server fills holes; it need not keep a day.
+            let end = if has_server { kept.next } else { kept.until };
+            kept.from <= Sequence(1) && end >= own.sequence
+        }),
     }
 }
 
@@ -223,5 +265,43 @@ const TELL_NS: u64 = 1_000_000_000;
 /// The link needs a moment to come up.
 const SILENCE_NS_MIN: u64 = 1_000_000_000;
 const SILENCE_NS_MAX: u64 = 5_000_000_000;
-/// On one network it is a matter of a millisecond.
-const DIAL_PATIENCE: Duration = Duration::from_millis(200);
+/// On one network it is a matter of a few milliseconds.
+const ASK_PATIENCE: Duration = Duration::from_millis(500);
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use mdgw_feeds::{identity::Feed, time::TradingDate};
+
+    use super::*;
+    use crate::pair_link::message::KeptInput;
+
+    fn at(restart: u32, sequence: u64) -> StreamPosition {
+        let date = TradingDate::from_yyyymmdd(20_230_822).unwrap();
+        StreamPosition::at(Session { feed: Feed::IexTops, date, restart }, Sequence(sequence))
+    }
+
+    fn peer(ready: StreamPosition, kept: Option<[u64; 3]>) -> ChannelPositions {
+        let kept = kept.map(|kept| kept.map(Sequence)).map(|[from, until, next]| KeptInput { from, until, next });
+        ChannelPositions { ready: Some(ready), kept, ..ChannelPositions::default() }
+    }
+
+    #[test]
+    fn a_log_goes_only_where_all_of_it_can_be_had_again() {
+        let own = Some(at(1, 500));
+        for (theirs, may_go_alone, may_go_with_server) in [
+            (None, false, false),
+            (Some(ChannelPositions::default()), false, false),
+            (Some(peer(at(1, 900), None)), false, false),
+            (Some(peer(at(1, 900), Some([1, 900, 900]))), true, true),
+            (Some(peer(at(1, 900), Some([2, 900, 900]))), false, false),
+            (Some(peer(at(1, 400), Some([1, 400, 400]))), false, false),
+            (Some(peer(at(1, 900), Some([1, 70, 900]))), false, true),
+            (Some(peer(at(0, 900), Some([1, 900, 900]))), false, false),
+            (Some(peer(at(2, 3), None)), true, true),
+        ] {
+            assert_eq!(may_go(own, theirs.as_ref(), false), may_go_alone, "{theirs:?}");
+            assert_eq!(may_go(own, theirs.as_ref(), true), may_go_with_server, "{theirs:?} and a server");
+            assert!(may_go(None, theirs.as_ref(), false), "there is nothing to lose");
+        }
+    }
+}

@@ -22,7 +22,7 @@ use mdgw_feeds::{
 use super::{
     desk::{PairDesk, add},
     framing::{LinkFault, LinkStream},
-    message::{ChannelPositions, InputRange, LinkMessage},
+    message::{ChannelPositions, InputRange, KeptInput, LinkMessage},
     mismatch::{Compared, MismatchWatch},
 };
 use crate::{
@@ -397,6 +397,7 @@ impl Link {
                 hears_probe,
                 epoch,
                 state: board.state as u8,
+                kept: self.history.extent(channel).map(KeptInput::from),
             }
         });
         LinkMessage::Positions(positions.collect())

@@ -13,7 +13,7 @@ use mdgw_feeds::{
     published::position::StreamPosition,
 };
 
-use crate::election::auth::Nonce;
+use crate::{election::auth::Nonce, standby::HistoryExtent};
 
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,6 +79,25 @@ pub struct ChannelPositions {
     pub epoch: Epoch,
     /// Number of its [`ChannelState`](mdgw_feeds::channel::ChannelState).
     pub state: u8,
+    /// What it can give of the input of the present numbering.
+    pub kept: Option<KeptInput>,
+}
+
+/// What a gateway has kept of a channel's input for the other one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeptInput {
+    /// First sequence.
+    pub from: Sequence,
+    /// From there, the first sequence that is missing.
+    pub until: Sequence,
+    /// First sequence behind all of it.
+    pub next: Sequence,
+}
+
+impl From<HistoryExtent> for KeptInput {
+    fn from(extent: HistoryExtent) -> Self {
+        Self { from: extent.from, until: extent.until, next: extent.next }
+    }
 }
 
 /// Input sequences `[first, next)` of a channel, never empty.
@@ -189,7 +208,7 @@ impl Hello {
 }
 
 const MAGIC: &[u8; 8] = b"MDGWPAIR";
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 
 impl LinkMessage {
     /// Its body, kind first. What is beyond a bound is left out: senders keep to them.
@@ -302,17 +321,21 @@ impl ChannelPositions {
         out.extend(self.channel.0.to_le_bytes());
         let positions = [self.ready, self.published, self.heard];
         let present = positions.iter().rev().fold(0_u8, |bits, position| bits << 1 | u8::from(position.is_some()));
-        out.extend([present | u8::from(self.hears_probe) << 3, self.state]);
+        let present = present | u8::from(self.hears_probe) << 3 | u8::from(self.kept.is_some()) << 4;
+        out.extend([present, self.state]);
         out.extend(self.epoch.0.to_le_bytes());
         for word in positions.into_iter().flatten().flat_map(StreamPosition::to_words) {
             out.extend(word.to_le_bytes());
+        }
+        for sequence in self.kept.iter().flat_map(|kept| [kept.from, kept.until, kept.next]) {
+            out.extend(sequence.0.to_le_bytes());
         }
     }
 
     fn read(rest: &mut Fields<'_>) -> Result<Self, Malformed> {
         let channel = ChannelId(rest.u16()?);
         let (present, state, epoch) = (rest.u8()?, rest.u8()?, Epoch(rest.u64()?));
-        if present > 0b1111 {
+        if present > 0b1_1111 {
             return Err(Malformed::Field);
         }
         let mut position = |bit: u8| -> Result<Option<StreamPosition>, Malformed> {
@@ -324,7 +347,16 @@ impl ChannelPositions {
         };
         let (ready, published, heard) = (position(0)?, position(1)?, position(2)?);
         let hears_probe = present >> 3 & 1 == 1;
-        Ok(Self { channel, ready, published, heard, hears_probe, epoch, state })
+        let kept = if present >> 4 & 1 == 1 {
+            let kept = KeptInput { from: rest.sequence()?, until: rest.sequence()?, next: rest.sequence()? };
+            if kept.from > kept.until || kept.until > kept.next {
+                return Err(Malformed::Field);
+            }
+            Some(kept)
+        } else {
+            None
+        };
+        Ok(Self { channel, ready, published, heard, hears_probe, epoch, state, kept })
     }
 }
 
@@ -383,6 +415,10 @@ impl Fields<'_> {
         Ok((channel, session, Sequence(self.u64()?)))
     }
 
+    fn sequence(&mut self) -> Result<Sequence, Malformed> {
+        self.u64().map(Sequence)
+    }
+
     /// All that is left.
     fn carried(&mut self) -> Result<Vec<u8>, Malformed> {
         let bytes = std::mem::take(&mut self.0);
@@ -413,6 +449,7 @@ mod tests {
                 hears_probe: true,
                 epoch: Epoch(77),
                 state: 1,
+                kept: Some(KeptInput { from: Sequence(1), until: Sequence(8), next: Sequence(9) }),
             },
             ChannelPositions { channel: ChannelId(9), ready: at(1, 0), published: at(1, 0), ..Default::default() },
         ];
