@@ -17,6 +17,7 @@ mod deep;
 pub mod fault;
 mod ladder;
 pub mod levels;
+mod memory;
 #[cfg(test)]
 mod model;
 pub mod orders;
@@ -184,6 +185,10 @@ pub struct OrderView {
     /// Orders of one level rest in ascending priority.
     pub priority: u64,
 }
+
+/// Prices beyond this, on either side of 0, are refused ([`BookFault::PriceOutOfRange`]): 4.6 thousand millions, more than any
+/// instrument costs.
+pub const PRICE_E9_MAX: i64 = (1 << 62) - 2;
 
 /// [`Change::depth`] is exact below this.
 pub const DEPTH_EXACT: u32 = 16;

@@ -6,7 +6,7 @@
 //!
 //! A key is a price turned so that the better one is the larger one, on both sides (see [`super::ladder`]).
 
-use super::Level;
+use super::{Level, memory};
 
 /// A tree: its top node and how many storeys of inner nodes it has. Without a node it is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,10 +66,10 @@ impl<const C: usize> Chunks<C> {
         // Each storey has at most one node for `HALF` of the one below, and each tree a root that may have fewer.
         let inners = leaves / (Self::HALF - 1) + trees_max.min(levels_max / C) + 2 * usize::from(HEIGHT_MAX);
         Self {
-            chunks: vec![Chunk([Self::VACANT; C]); leaves],
+            chunks: memory::touched(Chunk([Self::VACANT; C]), leaves),
             lens: vec![0; leaves],
             free: free_list(leaves),
-            inners: vec![Inner { lows: [0; C], children: [NONE; C], len: 0 }; inners],
+            inners: memory::touched(Inner { lows: [0; C], children: [NONE; C], len: 0 }, inners),
             inners_free: free_list(inners),
         }
     }

@@ -26,6 +26,8 @@ pub enum BookFault {
     OrderProbesExceeded,
     /// More price levels than there is memory for. The order or level is ignored.
     LevelsFull,
+    /// A price beyond plus or minus [`PRICE_E9_MAX`](super::PRICE_E9_MAX). The order or level is ignored.
+    PriceOutOfRange,
     /// Index beyond `instruments_max`. Nothing is applied.
     InstrumentUnknown,
     /// An order, execution or reduction of size 0. Nothing is applied.
@@ -34,7 +36,7 @@ pub enum BookFault {
 
 impl BookFault {
     /// All of them, in the order of their counters.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::UnknownOrder,
         Self::DuplicateOrder,
         Self::OverExecution,
@@ -46,6 +48,7 @@ impl BookFault {
         Self::OrdersFull,
         Self::OrderProbesExceeded,
         Self::LevelsFull,
+        Self::PriceOutOfRange,
         Self::InstrumentUnknown,
         Self::ZeroSize,
     ];
@@ -65,6 +68,7 @@ impl BookFault {
             Self::OrdersFull => "orders_full",
             Self::OrderProbesExceeded => "order_probes_exceeded",
             Self::LevelsFull => "levels_full",
+            Self::PriceOutOfRange => "price_out_of_range",
             Self::InstrumentUnknown => "instrument_unknown",
             Self::ZeroSize => "zero_size",
         }

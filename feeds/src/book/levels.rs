@@ -130,20 +130,28 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::book::model::{Model, same_book};
+    use crate::book::{
+        PRICE_E9_MAX,
+        model::{Model, same_book},
+    };
 
     const LIMITS: BookLimits = BookLimits { instruments_max: 2, orders_max: 0, levels_max: 300, order_hash_seed: 0 };
+
+    fn price() -> impl Strategy<Value = i64> {
+        const EXTREMES: [i64; 5] = [-PRICE_E9_MAX - 1, -PRICE_E9_MAX, PRICE_E9_MAX, PRICE_E9_MAX + 1, i64::MAX];
+        prop_oneof![100 => 0_i64..400, 1 => prop::sample::select(&EXTREMES)]
+    }
 
     proptest! {
         #[test]
         fn books_by_level_are_the_model_faults_and_all(
-            steps in prop::collection::vec((0_u32..3, any::<bool>(), 0_i64..400, 0_u32..4, any::<bool>()), 1..900)
+            steps in prop::collection::vec((0_u32..3, any::<bool>(), price(), 0_u32..4, any::<bool>()), 1..900)
         ) {
             let mut books = LevelBooks::new(LIMITS);
             let mut model = Model::new(LIMITS);
             for (instrument, is_bid, price, size, is_event_end) in steps {
                 let instrument = InstrumentIndex(instrument);
-                let (side, price) = if is_bid { (Side::Bid, -price) } else { (Side::Ask, price - 3) };
+                let (side, price) = if is_bid { (Side::Bid, -price) } else { (Side::Ask, price.saturating_sub(3)) };
                 let change = books.set_level(instrument, side, price, size);
                 prop_assert_eq!(change, model.set_level(instrument, side, price, size));
                 if is_event_end {

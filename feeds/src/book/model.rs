@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{
     BookFault, BookFaultCounts, BookLimits, BookView, Change, DEPTH_BEYOND, DEPTH_EXACT, InstrumentIndex, Level,
-    LevelChange, OrderView, Replaced, Side,
+    LevelChange, OrderView, PRICE_E9_MAX, Replaced, Side,
 };
 
 /// Books of either kind.
@@ -52,6 +52,9 @@ impl Model {
         }
         if self.orders.len() == self.limits.orders_max as usize {
             return Err(self.fault(instrument, BookFault::OrdersFull));
+        }
+        if price_e9.unsigned_abs() > PRICE_E9_MAX.unsigned_abs() {
+            return Err(self.fault(instrument, BookFault::PriceOutOfRange));
         }
         let key = (instrument, side, price_e9);
         let old = self.levels.get(&key).copied();
@@ -128,6 +131,9 @@ impl Model {
         let old = self.levels.get(&key).copied();
         let level = Level { price_e9, size, order_count: 0 };
         let order = OrderView { order_id: 0, instrument, side, price_e9, size, priority: 0 };
+        if size != 0 && price_e9.unsigned_abs() > PRICE_E9_MAX.unsigned_abs() {
+            return Err(self.fault(instrument, BookFault::PriceOutOfRange));
+        }
         let (depth, level_change) = match (old, size) {
             (None, 0) => return Err(self.fault(instrument, BookFault::UnknownLevel)),
             (Some(_), 0) => {

@@ -42,7 +42,7 @@ impl<S: OrderStore> OrderBooks<S> {
     ///
     /// # Errors
     /// `InstrumentUnknown`, `ZeroSize`, `DuplicateOrder`, `OrdersFull`, `OrderProbesExceeded`, `LevelsFull`,
-    /// `LevelOverflow`: the order is ignored.
+    /// `LevelOverflow`, `PriceOutOfRange`: the order is ignored.
     #[inline(always)]
     pub fn add(
         &mut self,
@@ -73,10 +73,8 @@ impl<S: OrderStore> OrderBooks<S> {
         };
         self.priority_next += 1;
         let mut change = change_of(&order, size, size, touched);
-        // Only a new best price can cross.
-        let is_new_best = touched.depth == 0 && touched.change == LevelChange::Added;
-        if self.ladders.is_out_of_order(instrument) && is_new_best && self.ladders.check_crossed(instrument) {
-            change.fault = Some(self.fault(instrument, BookFault::Crossed));
+        if self.ladders.is_out_of_order(instrument) {
+            change.fault = self.crossed_by(instrument, touched);
         }
         Ok(change)
     }
@@ -268,6 +266,8 @@ impl<S: OrderStore> OrderBooks<S> {
 
     #[inline(always)]
     fn resting(&mut self, instrument: InstrumentIndex, order_id: u64) -> Result<(Slot, Order), BookFault> {
+        // Both may be far off in memory: asked for together, they are waited for once.
+        self.ladders.prefetch(instrument);
         let Some(slot) = self.store.find(order_id) else {
             return Err(self.fault(instrument, BookFault::UnknownOrder));
         };
@@ -277,6 +277,14 @@ impl<S: OrderStore> OrderBooks<S> {
             return Err(self.fault(instrument, BookFault::InstrumentMismatch));
         }
         Ok((slot, order))
+    }
+
+    /// Only a new best price can cross.
+    #[cold]
+    fn crossed_by(&mut self, instrument: InstrumentIndex, touched: Touched) -> Option<BookFault> {
+        let is_new_best = touched.depth == 0 && touched.change == LevelChange::Added;
+        let is_fault = is_new_best && self.ladders.check_crossed(instrument);
+        is_fault.then(|| self.fault(instrument, BookFault::Crossed))
     }
 
     #[cold]
@@ -309,6 +317,7 @@ mod tests {
 
     use super::*;
     use crate::book::{
+        PRICE_E9_MAX,
         model::{Model, same_book},
         store::WindowStore,
     };
@@ -332,17 +341,20 @@ mod tests {
         let instrument = || prop_oneof![20 => Just(1_u32), 2 => Just(0_u32), 1 => Just(3_u32)];
         let side = || prop_oneof![Just(Side::Bid), Just(Side::Ask)];
         let size = || prop_oneof![10 => 1_u32..50, 1 => Just(0_u32), 1 => Just(u32::MAX)];
+        const EXTREMES: [i64; 6] =
+            [-PRICE_E9_MAX - 1, -PRICE_E9_MAX, PRICE_E9_MAX, PRICE_E9_MAX + 1, i64::MIN + 1, i64::MAX];
+        let price = || prop_oneof![60 => 0..prices, 1 => prop::sample::select(&EXTREMES)];
         prop_oneof![
-            10 => (instrument(), id(), side(), 0..prices, size())
+            10 => (instrument(), id(), side(), price(), size())
                 .prop_map(move |(instrument, id, side, price, size)| {
                     // Mostly apart, sometimes crossed.
-                    let price = if side == Side::Bid { -price } else { price - 2 };
+                    let price = if side == Side::Bid { -price } else { price.saturating_sub(2) };
                     Step::Add(instrument, id, side, price, size)
                 }),
             3 => (instrument(), id(), size()).prop_map(|(instrument, id, size)| Step::Execute(instrument, id, size)),
             2 => (instrument(), id(), size()).prop_map(|(instrument, id, size)| Step::Reduce(instrument, id, size)),
             4 => (instrument(), id()).prop_map(|(instrument, id)| Step::Delete(instrument, id)),
-            2 => (instrument(), id(), id(), 0..prices, size())
+            2 => (instrument(), id(), id(), price(), size())
                 .prop_map(|(instrument, old, new, price, size)| Step::Replace(instrument, old, new, price, size)),
             1 => (instrument(), any::<bool>()).prop_map(|(instrument, on)| Step::CrossCheck(instrument, on)),
         ]

@@ -17,7 +17,7 @@
 //! A secret [`BookLimits::order_hash_seed`] makes other multipliers.
 
 use super::{
-    super::{BookFault, BookLimits, prefetch},
+    super::{BookFault, BookLimits, memory, prefetch},
     Order, OrderStore, PASSED_BITS, Slot,
 };
 
@@ -60,7 +60,7 @@ impl HashStore {
         let region_bits = if blocks >> REGION_BITS < REGIONS_MIN { 0 } else { REGION_BITS };
         let regions = (blocks >> region_bits) + 1;
         Self {
-            places: vec![Order::VACANT; (regions << region_bits) * BLOCK],
+            places: memory::touched(Order::VACANT, (regions << region_bits) * BLOCK),
             regions,
             region_bits,
             len: 0,

@@ -9,7 +9,7 @@
 //! of which there are as many as `orders_max`, rounded down to a power of two.
 
 use super::{
-    super::{BookFault, BookLimits, prefetch},
+    super::{BookFault, BookLimits, memory, prefetch},
     HashStore, Order, OrderStore, Slot,
 };
 
@@ -42,7 +42,7 @@ impl OrderStore for WindowStore {
         let places = (limits.orders_max as usize + 1).next_power_of_two() / 2;
         let places = places.max(1);
         Self {
-            window: vec![Order::default(); places],
+            window: memory::touched(Order::default(), places),
             mask: places as u64 - 1,
             window_len: 0,
             elders: HashStore::new(limits),
