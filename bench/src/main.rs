@@ -37,6 +37,13 @@ enum Scenario {
         #[command(flatten)]
         options: Options,
     },
+    /// Writes the day as a capture for each of two lines, which lack packets of their own; for `bench/peers/files`.
+    Captures {
+        /// Where to write `a.pcap` and `b.pcap`.
+        directory: PathBuf,
+        #[command(flatten)]
+        options: Options,
+    },
     /// Which arrangement of the pool's turn is best here: backend, promotion, way of waiting, batch.
     Turn(scenario::turn::TurnOptions),
     /// How soon a gateway's death is known: the sentinel's notice against the end of its process.
@@ -80,6 +87,7 @@ fn main() -> Result<()> {
         Scenario::Book(options) => scenario::book::run(&options),
         Scenario::Line(options) => scenario::line::run(&options),
         Scenario::Once { variant, options } => scenario::once::run(variant, &options),
+        Scenario::Captures { directory, options } => scenario::captures::run(&directory, &options),
         Scenario::Turn(options) => scenario::turn::run(&options),
         Scenario::Notice(options) => scenario::notice::run(&options),
         Scenario::NoticeGateway(part) => scenario::notice::play_gateway(&part),

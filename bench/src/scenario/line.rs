@@ -142,9 +142,17 @@ fn config(schemas: SchemaSet) -> ChannelConfig {
 
 /// Both lines in one capture: B a moment behind A, packet by packet.
 fn write_capture(day: &Day, path: &Path) -> Result<()> {
-    let source = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), 30_000);
-    let lines = [1, 2].map(|line| SocketAddrV4::new(Ipv4Addr::new(239, 1, 1, line), 26_477));
     let mut writer = PcapWriter::new(BufWriter::with_capacity(1 << 20, File::create(path)?))?;
+    for_each_packet(day, |time_ns, payload| {
+        writer.datagram(time_ns, SOURCE, LINES[0], payload)?;
+        writer.datagram(time_ns + B_BEHIND_NS, SOURCE, LINES[1], payload)
+    })?;
+    writer.finish()?;
+    Ok(())
+}
+
+/// The day's packets as they leave the venue, with the times at which they do.
+pub(crate) fn for_each_packet(day: &Day, mut send: impl FnMut(u64, &[u8]) -> std::io::Result<()>) -> Result<()> {
     let (mut payload, mut next) = (Vec::new(), Sequence(1));
     for (number, mut block) in day.packets().enumerate() {
         payload.clear();
@@ -153,14 +161,15 @@ fn write_capture(day: &Day, path: &Path) -> Result<()> {
             ensure!(packet.push(message), "a packet of the day doesn't fit");
         }
         next = next.plus(u64::from(packet.finish()));
-        let time_ns = START_NS + number as u64 * 10_000;
-        writer.datagram(time_ns, source, lines[0], &payload)?;
-        writer.datagram(time_ns + 1_000, source, lines[1], &payload)?;
+        send(START_NS + number as u64 * 10_000, &payload)?;
     }
-    writer.finish()?;
     Ok(())
 }
 
+pub(crate) const SOURCE: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), 30_000);
+pub(crate) const LINES: [SocketAddrV4; 2] =
+    [SocketAddrV4::new(Ipv4Addr::new(239, 1, 1, 1), 26_477), SocketAddrV4::new(Ipv4Addr::new(239, 1, 1, 2), 26_477)];
+pub(crate) const B_BEHIND_NS: u64 = 1_000;
 const PAYLOAD_BYTES_MAX: usize = 1_472;
 /// 2019-01-30 14:30 UTC.
 const START_NS: u64 = 1_548_858_600_000_000_000;

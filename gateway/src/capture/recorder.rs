@@ -25,7 +25,7 @@ pub(super) struct Recorder {
     chunk_since_ns: u64,
     file: Option<Current>,
     keep: Option<Keep>,
-    /// The block that is being made.
+    /// The block that is being made for memory.
     block: Vec<u8>,
     begun_ns: u64,
     span_ns: Option<(u64, u64)>,
@@ -147,12 +147,21 @@ impl Recorder {
             }
         };
         let interface = u32::try_from(line).unwrap_or(u32::MAX);
-        let mut block = std::mem::take(&mut self.block);
-        block.clear();
-        PacketBlock { interface, time_ns, wire_bytes: frame.wire_bytes(), pieces, comment }.append_to(&mut block);
-        let written = self.packet(time_ns, &block);
-        self.block = block;
-        written
+        let block = PacketBlock { interface, time_ns, wire_bytes: frame.wire_bytes(), pieces, comment };
+        self.dump(time_ns)?;
+        match &mut self.keep {
+            Some(keep) if self.file.is_none() => {
+                self.block.clear();
+                block.append_to(&mut self.block);
+                keep.memory.keep(time_ns, &self.block);
+                Ok(())
+            }
+            _ => {
+                self.make_room(time_ns, block.block_bytes())?;
+                block.append_to(&mut self.chunk);
+                Ok(())
+            }
+        }
     }
 
     /// Something was seen: what is kept is written, and what follows.
@@ -215,18 +224,6 @@ impl Recorder {
         })
     }
 
-    /// A packet's block: to the file, or into memory while nothing was seen.
-    fn packet(&mut self, time_ns: u64, block: &[u8]) -> Result<(), RecordError> {
-        self.dump(time_ns)?;
-        match &mut self.keep {
-            Some(keep) if self.file.is_none() => {
-                keep.memory.keep(time_ns, block);
-                Ok(())
-            }
-            _ => self.packet_to_file(time_ns, block),
-        }
-    }
-
     /// Writes what is kept, if something was seen since.
     fn dump(&mut self, now_ns: u64) -> Result<(), RecordError> {
         let Some(seen) = self.keep.as_mut().and_then(|keep| keep.pending.take()) else { return Ok(()) };
@@ -236,14 +233,16 @@ impl Recorder {
         self.begin_file(&told, now_ns)?;
         let mut block = Vec::new();
         while let Some(time_ns) = self.keep.as_mut().and_then(|keep| keep.memory.take_oldest(&mut block)) {
-            self.packet_to_file(time_ns, &block)?;
+            self.make_room(time_ns, block.len())?;
+            self.chunk.extend_from_slice(&block);
         }
         Ok(())
     }
 
-    fn packet_to_file(&mut self, time_ns: u64, block: &[u8]) -> Result<(), RecordError> {
+    /// The next packet's block will be appended to the chunk: in the file where it belongs, and counted as there.
+    fn make_room(&mut self, time_ns: u64, block_bytes: usize) -> Result<(), RecordError> {
         if let Some(current) = self.file
-            && self.series.is_full(current, time_ns, block.len())
+            && self.series.is_full(current, time_ns, block_bytes)
         {
             self.end_file(time_ns)?;
             self.begin_file("", time_ns)?;
@@ -251,7 +250,7 @@ impl Recorder {
         if let Some(current) = &mut self.file {
             current.first_ns.get_or_insert(time_ns);
         }
-        self.write(block)
+        self.make_room_in_chunk(block_bytes)
     }
 
     fn begin_file(&mut self, comment: &str, now_ns: u64) -> Result<(), RecordError> {
@@ -302,12 +301,17 @@ impl Recorder {
 
     /// Whole blocks to the file that is being written.
     fn write(&mut self, blocks: &[u8]) -> Result<(), RecordError> {
-        if self.chunk.len() + blocks.len() > CHUNK_BYTES {
+        self.make_room_in_chunk(blocks.len())?;
+        self.chunk.extend_from_slice(blocks);
+        Ok(())
+    }
+
+    fn make_room_in_chunk(&mut self, block_bytes: usize) -> Result<(), RecordError> {
+        if self.chunk.len() + block_bytes > CHUNK_BYTES {
             self.hand_over()?;
         }
-        self.chunk.extend_from_slice(blocks);
         if let Some(current) = &mut self.file {
-            current.bytes += blocks.len() as u64;
+            current.bytes += block_bytes as u64;
         }
         Ok(())
     }

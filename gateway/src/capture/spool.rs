@@ -1,6 +1,8 @@
 //! The thread that writes: disk and compression happen here, so that receiving waits for neither.
 //!
-//! Chunks go round: filled by the recorder, written here, handed back. There are a fixed number of them.
+//! Chunks go round: filled by the recorder, written here, handed back. The one that came back last is filled next, while
+//! the processor's cache still has it; there are more than two only where writing falls behind, and never more than a
+//! fixed number.
 
 use std::{
     collections::VecDeque,
@@ -33,6 +35,10 @@ pub struct SpoolError {
 pub(super) struct Spool {
     orders: Option<SyncSender<Order>>,
     empty: Receiver<Vec<u8>>,
+    /// Handed back, the latest last.
+    idle: Vec<Vec<u8>>,
+    /// Chunks that there are.
+    made: usize,
     thread: Option<JoinHandle<Result<Written, SpoolError>>>,
     /// How long the recorder has waited for chunks, ns.
     waited_ns: u64,
@@ -63,20 +69,28 @@ impl Spool {
     /// Starts the thread. Of the files, the last `keep` stay.
     pub(super) fn start(keep: Option<usize>) -> io::Result<Self> {
         let (give_back, empty) = sync_channel(CHUNKS);
-        for _ in 0..CHUNKS {
-            // There is room for all of them, and the other end is here.
-            let _ = give_back.send(Vec::with_capacity(CHUNK_BYTES));
-        }
         let (orders, to_do) = sync_channel(CHUNKS);
         let writer = Writer { keep, give_back, current: None, finished: VecDeque::new(), removed: 0, bytes: 0 };
         let thread = std::thread::Builder::new().name("mdgw-spool".to_owned()).spawn(move || writer.run(&to_do))?;
-        Ok(Self { orders: Some(orders), empty, thread: Some(thread), waited_ns: 0 })
+        Ok(Self {
+            orders: Some(orders),
+            empty,
+            idle: Vec::with_capacity(CHUNKS),
+            made: 0,
+            thread: Some(thread),
+            waited_ns: 0,
+        })
     }
 
     /// An empty chunk. Waits while all of them are being written.
     pub(super) fn chunk(&mut self) -> Result<Vec<u8>, RecordError> {
-        if let Ok(chunk) = self.empty.try_recv() {
+        self.idle.extend(self.empty.try_iter());
+        if let Some(chunk) = self.idle.pop() {
             return Ok(chunk);
+        }
+        if self.made < CHUNKS {
+            self.made += 1;
+            return Ok(Vec::with_capacity(CHUNK_BYTES));
         }
         let since = Instant::now();
         let chunk = self.empty.recv();

@@ -93,6 +93,16 @@ impl InterfaceBlock<'_> {
 }
 
 impl PacketBlock<'_> {
+    /// Bytes of the block.
+    pub fn block_bytes(&self) -> usize {
+        let padded = |bytes: usize| bytes.next_multiple_of(4);
+        let captured_bytes = self.pieces.iter().map(|piece| piece.len()).sum::<usize>();
+        let options =
+            if self.comment.is_empty() { 0 } else { 4 + padded(self.comment.len().min(OPTION_BYTES_MAX)) + 4 };
+        // Type, length, interface, time, both lengths of the packet; the packet, what is said of it, the length again.
+        28 + padded(captured_bytes) + options + 4
+    }
+
     /// Appends the block.
     pub fn append_to(&self, out: &mut Vec<u8>) {
         let captured_bytes = self.pieces.iter().map(|piece| piece.len()).sum::<usize>();
@@ -220,8 +230,10 @@ mod tests {
             let comment = if number == 1 { "no stamp" } else { "" };
             let wire_bytes = u32::try_from(header.len() + payload.len()).unwrap();
             let interface = u32::try_from(number % 2).unwrap();
-            PacketBlock { interface, time_ns, wire_bytes, pieces: [&header, payload, &[]], comment }
-                .append_to(&mut file);
+            let block = PacketBlock { interface, time_ns, wire_bytes, pieces: [&header, payload, &[]], comment };
+            let expected = file.len() + block.block_bytes();
+            block.append_to(&mut file);
+            assert_eq!(file.len(), expected);
             StatisticsBlock { interface, time_ns, dropped: 7, ..StatisticsBlock::default() }.append_to(&mut file);
         }
         let folder = tempfile::tempdir().unwrap();

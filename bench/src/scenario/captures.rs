@@ -1,0 +1,42 @@
+//! Files for what is measured from outside.
+
+use std::{fs::File, io::BufWriter, path::Path};
+
+use anyhow::{Context, Result};
+use mdgw::capture_file::PcapWriter;
+
+use super::line::{B_BEHIND_NS, LINES, SOURCE, for_each_packet};
+use crate::{Options, input::Day};
+
+/// Of so many packets, each line lacks one of its own.
+const LACKING_OF: u64 = 1_000;
+const LACKING: [u64; 2] = [250, 750];
+
+pub(crate) fn run(directory: &Path, options: &Options) -> Result<()> {
+    let day = Day::load(options)?;
+    let create = |name| {
+        let path = directory.join(name);
+        File::create(&path).with_context(|| format!("create {}", path.display()))
+    };
+    let mut writers = [PcapWriter::new(writer(create("a.pcap")?))?, PcapWriter::new(writer(create("b.pcap")?))?];
+    let mut number = 0_u64;
+    for_each_packet(&day, |time_ns, payload| {
+        number += 1;
+        for (line, writer) in writers.iter_mut().enumerate() {
+            let is_lacking = number % LACKING_OF == LACKING[line];
+            if !is_lacking {
+                writer.datagram(time_ns + line as u64 * B_BEHIND_NS, SOURCE, LINES[line], payload)?;
+            }
+        }
+        Ok(())
+    })?;
+    for writer in writers {
+        writer.finish()?;
+    }
+    println!("{} messages in {number} packets, some lacking on each line", day.message_count);
+    Ok(())
+}
+
+fn writer(file: File) -> BufWriter<File> {
+    BufWriter::with_capacity(1 << 20, file)
+}
