@@ -20,7 +20,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use mdgw_feeds::{
     edge::TsRecv,
-    identity::{ChannelId, Epoch, GroupId},
+    identity::{ChannelId, Epoch, GroupId, Session},
     time::TradingDate,
 };
 use serde_json::json;
@@ -71,10 +71,10 @@ use crate::{
         latency_thread::LatencyThread,
     },
     pair_link::{Channels, PairDesk, PairEnds, PairLink, PairLinkConfig, PairLinkError, PairParts},
-    pipeline::{ChannelMessage, PeerGaps},
+    pipeline::{ChannelMessage, ChannelPipeline, PeerGaps},
     retransmit::ServiceError,
     standby::{Board, InputHistory, Standby, StandbyError},
-    state_file::StateError,
+    state_file::{LeftAt, StateError},
     sys::{clock::mono_now, kernel_fence::KernelFenceError},
 };
 
@@ -554,14 +554,16 @@ impl Gateway {
         let heard = standby.map(Standby::stop);
         let mut channels = Vec::new();
         let mut gauges = Vec::new();
+        let mut left = Vec::new();
         for PoolOfChannels { pool, channels: names } in pools {
             gauges.push(pool.gauges());
             for (pipeline, (id, name)) in pool.shutdown().iter().zip(names) {
+                left.extend(left_at(pipeline).map(|left_at| (id, left_at)));
                 channels.push(ChannelReport::of(pipeline, id, name));
             }
         }
         let kernel_drops = cold.kernel_drops();
-        let stopped = cold.stop();
+        let stopped = cold.stop(left);
         if let Some(counts) = audit.map(Audit::stop).filter(|counts| counts.lost > 0) {
             tracing::error!(alarm = "audit-failing", counts.lost, "changes of leadership are not on disk");
         }
@@ -569,4 +571,11 @@ impl Gateway {
         stopped?;
         Ok(GatewayReport { epoch, channels, gauges, kernel_drops, heard, latency: collected? })
     }
+}
+
+/// Where a channel stands, once a session has begun.
+fn left_at(pipeline: &ChannelPipeline) -> Option<LeftAt> {
+    let numbering = pipeline.sink().numbering()?;
+    let session = Session::from_bytes(numbering.session)?;
+    Some(LeftAt { session, next: numbering.settled, has_ended: numbering.has_ended })
 }

@@ -1,5 +1,5 @@
-//! What must outlive the machine: the epoch's count, and each channel's session with its restart count. Synced to disk
-//! before it counts. For cold threads.
+//! What must outlive the machine: the epoch's count, each channel's session with its restart count, and where the
+//! channel stood when the gateway ended in order. Synced to disk before it counts. For cold threads.
 //!
 //! JSON, written whole to a neighbouring file that then takes the place of the old one, so that a crash at any moment
 //! leaves either the old or the new state.
@@ -13,7 +13,7 @@ use std::{
 
 use mdgw_feeds::{
     channel::Numbering,
-    identity::{ChannelId, Epoch, Feed, Session},
+    identity::{ChannelId, Epoch, Feed, Sequence, Session},
     time::{TradingDate, UnixNs},
     transport::VenueSession,
 };
@@ -29,6 +29,17 @@ pub struct StateFile {
     state: State,
     /// Two gateways with one state file would publish under one epoch.
     _lock: File,
+}
+
+/// Where a channel stood when the gateway ended in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeftAt {
+    /// The numbering.
+    pub session: Session,
+    /// First sequence that was not settled.
+    pub next: Sequence,
+    /// Whether the venue had ended the session.
+    pub has_ended: bool,
 }
 
 /// Why state could not be read or kept.
@@ -135,6 +146,30 @@ impl StateFile {
         self.replace(state)
     }
 
+    /// Where the gateway left a channel's present session when it last ended in order. Whatever came later ended without
+    /// order, and nothing but the publication log tells of it.
+    #[must_use]
+    pub fn left_at(&self, channel: ChannelId) -> Option<LeftAt> {
+        let session = self.numbering(channel)?.session;
+        let StoredPlace { next, has_ended } = self.state.numberings.get(&channel.0)?.left_at?;
+        Some(LeftAt { session, next: Sequence(next), has_ended })
+    }
+
+    /// Keeps where channels stand, now that the gateway ends. Of sessions that aren't kept, nothing is.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn leave(&mut self, channels: impl IntoIterator<Item = (ChannelId, LeftAt)>) -> Result<(), StateError> {
+        let mut state = self.state.clone();
+        for (channel, LeftAt { session, next, has_ended }) in channels {
+            let is_kept = self.numbering(channel).is_some_and(|kept| kept.session == session);
+            if let Some(numbering) = state.numberings.get_mut(&channel.0).filter(|_| is_kept) {
+                numbering.left_at = Some(StoredPlace { next: next.0, has_ended });
+            }
+        }
+        if state == self.state { Ok(()) } else { self.replace(state) }
+    }
+
     fn replace(&mut self, state: State) -> Result<(), StateError> {
         write_synced(&self.path, state.to_text().as_bytes()).map_err(|(act, source)| StateError::Io {
             act,
@@ -170,6 +205,16 @@ struct StoredNumbering {
     /// Whether a message of it had come. Files from before that was kept don't say: nearly every numbering has messages.
     #[serde(default = "yes")]
     has_messages: bool,
+    /// Where an orderly end left it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    left_at: Option<StoredPlace>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StoredPlace {
+    next: u64,
+    has_ended: bool,
 }
 
 fn yes() -> bool {
@@ -216,6 +261,7 @@ impl StoredNumbering {
             started_ns: started.0,
             latest_ns: latest.0,
             has_messages: *has_messages,
+            left_at: None,
         }
     }
 
@@ -340,6 +386,31 @@ mod tests {
         assert_ne!(text, older);
         fs::write(&path, older).unwrap();
         assert_eq!(StateFile::open(&path).unwrap().numbering(ChannelId(1)), Some(numbering(0)));
+    }
+
+    #[test]
+    fn where_a_channel_was_left_is_kept_for_its_present_session_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let left_at = |restart, next| LeftAt {
+            session: numbering(restart).session,
+            next: Sequence(next),
+            has_ended: restart == 4,
+        };
+        let mut state = StateFile::open(&path).unwrap();
+        state.set_numbering(ChannelId(1), numbering(0)).unwrap();
+        state.set_numbering(ChannelId(2), numbering(4)).unwrap();
+        // Of a session that isn't kept, nothing is; nor of a channel that has none.
+        let left = [(1, left_at(0, 7)), (1, left_at(1, 5)), (2, left_at(4, 9)), (3, left_at(0, 1))];
+        state.leave(left.map(|(channel, left_at)| (ChannelId(channel), left_at))).unwrap();
+        drop(state);
+
+        let mut state = StateFile::open(&path).unwrap();
+        state.next_epoch(0, None).unwrap();
+        let told = |state: &StateFile| [1, 2, 3].map(|channel| state.left_at(ChannelId(channel)));
+        assert_eq!(told(&state), [Some(left_at(0, 7)), Some(left_at(4, 9)), None]);
+        state.set_numbering(ChannelId(1), numbering(1)).unwrap();
+        assert_eq!(told(&state), [None, Some(left_at(4, 9)), None]);
     }
 
     #[test]

@@ -59,6 +59,27 @@ fn a_subscriber_that_comes_after_an_idle_restart_of_the_gateway_gets_the_day() {
 }
 
 #[test]
+fn a_subscriber_that_comes_after_a_reboot_hears_where_the_day_stands() {
+    let site = Site::new();
+    let day = Day::of(&site, 20_000);
+    let gateway = day.gateway(&site, &Wanted::itch());
+    day.play_morning(&site);
+    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    // Where the log lies in memory, it goes with the machine.
+    fs::remove_dir_all(site.path("log")).unwrap();
+    let gateway = day.gateway(&site, &Wanted::itch());
+    let (tail, _) = day.tail(&site, "after.dbn", &[]);
+    // The venue has said nothing yet.
+    tail.says(": session ");
+    day.play_afternoon(&site);
+    let tail = tail.end();
+    // What lay in sockets when the gateway ended is declared, as whatever comes while nobody listens.
+    assert!(!tail.stderr.contains("lost ["), "{}", tail.stderr);
+    assert_eq!(tail.code, Some(i32::from(tail.stderr.contains("gap ["))), "{}", tail.stderr);
+    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+}
+
+#[test]
 fn a_subscriber_that_begins_now_gets_the_rest_and_all_names() {
     let site = Site::new();
     let day = Day::of(&site, 20_000);

@@ -29,7 +29,7 @@ use crate::{
     },
     retransmit::{RetransmissionService, ServedChannel},
     standby::KnownEpochs,
-    state_file::{StateError, StateFile},
+    state_file::{LeftAt, StateError, StateFile},
     sys::clock::{mono_now, unix_now},
 };
 
@@ -49,7 +49,7 @@ pub(super) struct ColdParts<'c> {
 #[derive(Debug)]
 pub(super) struct ColdThreads {
     stop: Arc<AtomicBool>,
-    keeper: Option<JoinHandle<Result<(), StateError>>>,
+    keeper: Option<JoinHandle<Result<StateFile, StateError>>>,
     kernel_drops: Arc<Mutex<BTreeMap<(u32, u8), u64>>>,
     memberships: Option<MembershipWatch>,
     retransmission: Option<Retransmission>,
@@ -90,19 +90,20 @@ impl ColdThreads {
         }
     }
 
-    pub(super) fn stop(mut self) -> Result<(), GatewayError> {
+    /// `left`: where the channels stand, for the next start.
+    pub(super) fn stop(mut self, left: Vec<(ChannelId, LeftAt)>) -> Result<(), GatewayError> {
         self.stop.store(true, Ordering::Release);
         drop(self.memberships.take());
         if let Some(retransmission) = self.retransmission.take() {
             // An error of its socket was logged when it came.
             let _ = retransmission.thread.join();
         }
-        let kept = self.keeper.take().map_or(Ok(Ok(())), JoinHandle::join);
-        kept.map_err(|_| GatewayError::Io {
+        let Some(keeper) = self.keeper.take() else { return Ok(()) };
+        let mut state = keeper.join().map_err(|_| GatewayError::Io {
             act: "end the keeper's thread".to_owned(),
             source: std::io::Error::other("it panicked"),
         })??;
-        Ok(())
+        Ok(state.leave(left)?)
     }
 }
 
@@ -166,7 +167,8 @@ const TURN: Duration = Duration::from_millis(2);
 const TURNS_PER_DROP_READING: u32 = 50;
 
 impl Chores {
-    fn run(mut self, stop: &AtomicBool) -> Result<(), StateError> {
+    /// Hands the state back when it ends.
+    fn run(mut self, stop: &AtomicBool) -> Result<StateFile, StateError> {
         let mut turn = 0_u32;
         while !stop.load(Ordering::Acquire) {
             let now_ns = unix_now().0;
@@ -186,7 +188,8 @@ impl Chores {
         }
         self.read_drops();
         self.keep_epochs();
-        self.keep_numberings()
+        self.keep_numberings()?;
+        Ok(self.state)
     }
 
     /// Epochs that others made are above this gateway's own count: after a restart it must not go back below them.

@@ -60,7 +60,7 @@ use crate::{
         ChannelGauges, InputHistory, KnownEpochs, ListenedChannel, ListenedInput, ListenedOutput, Standby,
         StandbyConfig,
     },
-    state_file::StateFile,
+    state_file::{LeftAt, StateFile},
     sys::{clock::unix_now, hardware_stamps},
 };
 
@@ -287,8 +287,8 @@ impl<'c> Wiring<'c> {
             log_entries_lost: counters.reader("log_entries_lost"),
             log_entries_private: counters.reader("log_entries_private"),
         };
-        let OpenedLog { sink, directory: log_directory, logged } = self.open_log(setup, output, &words, gauges)?;
-        config.logged = logged;
+        let OpenedLog { sink, directory: log_directory, resumed } = self.open_log(setup, output, &words, gauges)?;
+        config.logged = resumed.map(|left| (left.session, left.next));
         let of_group = self.config.channels.iter().filter(|other| other.group == setup.group).count() as u64;
         let publisher = PublisherConfig {
             group: setup.group,
@@ -362,12 +362,22 @@ impl<'c> Wiring<'c> {
             fence,
             epochs,
         });
+        let [flags, _] = last_flags.to_le_bytes();
+        let has_ended = PacketFlags(flags).contains(PacketFlags::END_OF_SESSION);
+        let of_log = logged.map(|(session, next)| LeftAt { session, next, has_ended });
+        // Both are of the present session. A log may lack what was written to private memory, or be gone.
+        let of_log = of_log.filter(|left| self.is_current(setup.id, left.session));
+        let resumed = of_log.into_iter().chain(self.left_at(setup.id)).max_by_key(|left| left.next);
         let mut sink = LogSink::new(opened.writer);
-        if let Some((session, next)) = logged.filter(|(session, _)| self.is_current(setup.id, *session)) {
-            let [flags, _] = last_flags.to_le_bytes();
-            sink.resume(session, next, PacketFlags(flags));
+        if let Some(LeftAt { session, next, has_ended }) = resumed {
+            sink.resume(session, next, has_ended);
         }
-        Ok(OpenedLog { sink, directory, logged })
+        Ok(OpenedLog { sink, directory, resumed })
+    }
+
+    /// Where the gateway left the channel, if it ended in order and doesn't begin anew.
+    fn left_at(&self, channel: ChannelId) -> Option<LeftAt> {
+        if self.overrides.beginning == Beginning::WholeSession { None } else { self.state.left_at(channel) }
     }
 
     /// Whether no newer session has begun since, one that came to no entry of the log.
@@ -482,8 +492,8 @@ pub(super) fn log_directory(config: &Resolved, channel: ChannelId) -> PathBuf {
 struct OpenedLog {
     sink: LogSink,
     directory: PathBuf,
-    /// How far it had got when the gateway last ran.
-    logged: Option<(Session, Sequence)>,
+    /// How far the channel had got when the gateway last ran.
+    resumed: Option<LeftAt>,
 }
 
 /// A NIC without stamps, or a gateway without the right to switch them on, is no reason not to run: the summary tells

@@ -62,10 +62,9 @@ impl LogSink {
         Self { writer, numbering: None, frame_count: 0, now: UnixNs(0), counts: SinkCounts::default() }
     }
 
-    /// Goes on where the run before had got: its last committed entry ended at `next` of `session`, with these flags.
-    /// Until the venue is heard again, heartbeats say so.
-    pub fn resume(&mut self, session: Session, next: Sequence, flags: PacketFlags) {
-        let has_ended = flags.contains(PacketFlags::END_OF_SESSION);
+    /// Goes on where the run before had got: what it committed ended at `next` of `session`, which the venue may have
+    /// ended there. Until the venue is heard again, heartbeats say so.
+    pub fn resume(&mut self, session: Session, next: Sequence, has_ended: bool) {
         self.numbering = Some(Numbering { has_ended, ..Numbering::beginning(session, next) });
     }
 

@@ -548,12 +548,11 @@ fn idle_channels_say_where_they_stand() {
 
 #[test]
 fn a_restarted_gateway_says_at_once_where_the_run_before_had_got() {
-    let resumed = [(PacketFlags::default(), "9 [4,4) h0"), (PacketFlags::END_OF_SESSION, "9 [4,4) he0")];
-    for (flags, expected) in resumed {
+    for (has_ended, expected) in [(false, "9 [4,4) h0"), (true, "9 [4,4) he0")] {
         let mut world = World::new(&Setup::default());
         let start = world.publisher.next_deadline().unwrap();
         assert!(start <= mono_now(), "the first heartbeat is due at the start");
-        world.log.resume(session(), Sequence(4), flags);
+        world.log.resume(session(), Sequence(4), has_ended);
         world.deadline(mono_now(), &Fence::stand_alone(Epoch(9)));
         assert_eq!(world.received(0), [expected]);
         // The venue is heard again.
