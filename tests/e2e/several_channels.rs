@@ -1,11 +1,16 @@
 //! Several channels in one pool, published on two output lines: each channel comes out as if it were alone, though both
-//! lines lose packets.
+//! lines lose packets, and though one of the channels fails.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{fs, net::SocketAddrV4};
+use std::{
+    fs,
+    net::SocketAddrV4,
+    process::{Child, Command, Stdio},
+};
 
 use mdgw::standin::damage::LineDamage;
 use mdgw_tests::{
+    captures,
     day::{DATE, Day},
     process::{self, Mdgw, Signal},
     relay::Relay,
@@ -14,7 +19,7 @@ use mdgw_tests::{
 
 #[test]
 fn each_channel_comes_out_whole_over_two_lines_that_lose() {
-    let world = World::start();
+    let world = World::start(2);
     let service = world.sites[0].retransmission.to_string();
     let tails: Vec<_> =
         (1..=CHANNELS).map(|channel| world.tail(channel, &world.behind, &["--retransmission", &service])).collect();
@@ -29,7 +34,7 @@ fn each_channel_comes_out_whole_over_two_lines_that_lose() {
     }
     world.check_damage();
     let ended = world.gateway.end_by(Signal::Terminate).with_code(0);
-    for name in ["one", "two", "three"] {
+    for name in NAMES {
         assert!(ended.stdout.lines().any(|line| line.starts_with(name)), "{name}: {}", ended.stdout);
     }
 }
@@ -37,7 +42,7 @@ fn each_channel_comes_out_whole_over_two_lines_that_lose() {
 /// Negative control: on one of these lines alone, with nobody to ask, packets are missing.
 #[test]
 fn one_of_these_lines_alone_is_not_enough() {
-    let world = World::start();
+    let world = World::start(2);
     let tail = world.tail(1, &world.behind[..1], &[]);
     wait_until_joined(world.behind[0], 1);
     world.play();
@@ -46,7 +51,71 @@ fn one_of_these_lines_alone_is_not_enough() {
     let _ = world.gateway.end_by(Signal::Terminate).with_code(0);
 }
 
+#[test]
+fn a_channel_that_fails_is_told_and_the_others_go_on() {
+    if Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_err() {
+        return captures::say("SKIPPED: no strace, which makes a system call fail");
+    }
+    let world = World::start(1);
+    let service = world.sites[0].retransmission.to_string();
+    let asks = ["--retransmission", &service];
+    let mut tails: Vec<_> = (1..=CHANNELS).map(|channel| world.tail(channel, &world.behind, &asks)).collect();
+    wait_until_joined(world.behind[0], 3);
+    wait_until_joined(world.behind[1], 3);
+    world.play_halves(&[Day::play_morning]);
+    // A channel without a session has no name to say anything under.
+    tails.iter().for_each(|tail| drop(tail.says(": session ")));
+
+    let mut fault = fail_one_receive(&world.gateway);
+    let alarm = world.gateway.says("alarm=\"channel-failed\"");
+    assert!(alarm.contains("a line's socket can't be read"), "{alarm}");
+    let failed = NAMES.iter().position(|name| alarm.contains(&format!("channel=\"{name}\""))).expect("it has a name");
+    fault.kill().unwrap();
+    fault.wait().unwrap();
+    let of_failed = tails.remove(failed);
+    let told = format!("channel {}: Failed", failed + 1);
+    of_failed.says(&told);
+    world.play_halves(&[Day::play_afternoon]);
+
+    let others = (1..=CHANNELS).filter(|channel| *channel != failed + 1);
+    for (channel, tail) in others.zip(tails) {
+        let tail = tail.end().with_code(0);
+        assert!(
+            !tail.stderr.contains("lost [") && !tail.stderr.contains("Failed"),
+            "channel {channel}: {}",
+            tail.stderr
+        );
+        let heard = fs::read(world.out(channel)).unwrap();
+        assert!(heard == world.days[channel - 1].expected, "channel {channel} is not what it is alone");
+    }
+    // Who comes now hears it as well.
+    drop(of_failed);
+    world.tail(failed + 1, &world.behind, &asks).says(&told);
+    let ended = world.gateway.end_by(Signal::Terminate).with_code(0);
+    let row = |name: &str| ended.stdout.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+    for (place, name) in NAMES.iter().enumerate() {
+        assert_eq!(row(name).contains(" failed "), place == failed, "{}", ended.stdout);
+    }
+    assert_eq!(ended.stdout.matches("out of service: ").count(), 1, "{}", ended.stdout);
+    assert_eq!(ended.stderr.matches("alarm=\"channel-failed\"").count(), 1, "{}", ended.stderr);
+}
+
+/// Makes the next recvmmsg(2) of the pool's thread fail.
+fn fail_one_receive(gateway: &Mdgw) -> Child {
+    let is_of_pool = |task: &std::path::Path| fs::read_to_string(task.join("comm")).unwrap().starts_with("main-");
+    let tasks = fs::read_dir(format!("/proc/{}/task", gateway.id())).unwrap().map(|task| task.unwrap().path());
+    let of_pool: Vec<_> = tasks.filter(|task| is_of_pool(task)).collect();
+    let [thread] = of_pool.as_slice() else { panic!("one thread was wanted: {of_pool:?}") };
+    Command::new("strace")
+        .args(["-q", "-e", "trace=recvmmsg", "-e", "inject=recvmmsg:error=EIO:when=1", "-p"])
+        .arg(thread.file_name().unwrap())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
 const CHANNELS: usize = 3;
+const NAMES: [&str; CHANNELS] = ["one", "two", "three"];
 
 /// A gateway with a site for each channel's lines, and two output lines with a lossy network behind them.
 struct World {
@@ -59,12 +128,12 @@ struct World {
 }
 
 impl World {
-    fn start() -> Self {
+    fn start(threads: usize) -> Self {
         let sites: Vec<_> = (0..CHANNELS).map(|_| Site::new()).collect();
         let days: Vec<_> =
             sites.iter().zip([12_000, 15_000, 18_000]).map(|(site, count)| Day::of(site, count)).collect();
         let config = sites[0].path("several.toml");
-        fs::write(&config, config_text(&sites)).unwrap();
+        fs::write(&config, config_text(&sites, threads)).unwrap();
         let gateway = process::start(["run", text(&config), "--date", DATE, "--ts-recv", "none"]);
         gateway.says("gateway runs");
         let behind = [Site::new(), Site::new()];
@@ -90,12 +159,13 @@ impl World {
 
     /// All channels at the same time.
     fn play(&self) {
+        self.play_halves(&[Day::play_morning, Day::play_afternoon]);
+    }
+
+    fn play_halves(&self, halves: &[fn(&Day, &Site)]) {
         std::thread::scope(|scope| {
             for (day, site) in self.days.iter().zip(&self.sites) {
-                scope.spawn(|| {
-                    day.play_morning(site);
-                    day.play_afternoon(site);
-                });
+                scope.spawn(|| halves.iter().for_each(|play| play(day, site)));
             }
         });
     }
@@ -109,8 +179,8 @@ impl World {
 }
 
 /// The first site's configuration, with the other sites' channels and the second one's output line.
-fn config_text(sites: &[Site]) -> String {
-    let wanted = Wanted { has_recovery: false, threads: 2, ..Wanted::itch() };
+fn config_text(sites: &[Site], threads: usize) -> String {
+    let wanted = Wanted { has_recovery: false, threads, io: "epoll", ..Wanted::itch() };
     let texts: Vec<_> = sites.iter().map(|site| site.config_text(&wanted)).collect();
     let (before, output) = texts[0].split_at(texts[0].find("[[output]]").unwrap());
     let (lines, rest) = output.split_at(output.find("[retransmission]").unwrap());
