@@ -39,7 +39,7 @@ const FEEDS_LINKS: [&str; 4] = ["dbn", "hdrhistogram", "libc", "zerocopy"];
 /// Modules of the gateway on the straight line.
 const HOT: [&str; 5] = ["engine", "fence", "net", "pipeline", "publish"];
 /// What they may know of the gateway besides each other.
-const HOT_KNOWS: [&str; 3] = ["sys", "observe::counters", "observe::stages"];
+const HOT_KNOWS: [&str; 4] = ["sys", "observe::channels", "observe::counters", "observe::stages"];
 /// Packages that have no business there.
 const HOT_SHUNS: [&str; 7] = ["anyhow", "clap", "etcd_client", "mdgw_subscriber", "serde", "tokio", "zookeeper_client"];
 

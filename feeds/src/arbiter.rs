@@ -23,9 +23,11 @@ mod window;
 
 pub use self::{
     gap::Gap,
-    lines::{LEAD_NS_MAX, LineStatistics},
+    lines::{LEAD_NS_MAX, LineStatistics, lead_histogram},
 };
 pub use crate::recovery::{AnswerEnd, Asked, RecoveryConfig, RecoveryStatistics, Request};
+
+use hdrhistogram::Histogram;
 
 use self::{
     gap::DeclaredGaps,
@@ -413,6 +415,13 @@ impl Arbiter {
     #[must_use]
     pub fn line_statistics(&self, line: Line) -> &LineStatistics {
         self.lines.get(line)
+    }
+
+    /// Takes a line's leads, and leaves `other` (from [`lead_histogram`]) in their place. Nothing is copied.
+    pub fn exchange_lead(&mut self, line: Line, other: &mut Histogram<u64>) {
+        if let Some(statistics) = self.lines.get_mut(line) {
+            core::mem::swap(&mut statistics.lead_ns, other);
+        }
     }
 
     /// Figures of the channel.

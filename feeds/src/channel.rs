@@ -194,6 +194,12 @@ impl Channel {
         each_kind!(&self.0, line => line.core.orders(is_wanted))
     }
 
+    /// Takes a line's leads, and leaves `other` in their place: see
+    /// [`Arbiter::exchange_lead`](crate::arbiter::Arbiter::exchange_lead).
+    pub fn exchange_lead(&mut self, line: Line, other: &mut hdrhistogram::Histogram<u64>) {
+        each_kind!(&mut self.0, straight => straight.arbiter.exchange_lead(line, other));
+    }
+
     /// Faults of the books, by reason.
     #[must_use]
     pub fn book_faults(&self) -> &BookFaultCounts {

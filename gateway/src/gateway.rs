@@ -557,9 +557,10 @@ impl Gateway {
         let mut left = Vec::new();
         for PoolOfChannels { pool, channels: names } in pools {
             gauges.push(pool.gauges());
-            for (pipeline, (id, name)) in pool.shutdown().iter().zip(names) {
-                left.extend(left_at(pipeline).map(|left_at| (id, left_at)));
-                channels.push(ChannelReport::of(pipeline, id, name));
+            for (mut pipeline, (id, name)) in pool.shutdown().into_iter().zip(names) {
+                pipeline.hand_over_figures(mono_now());
+                left.extend(left_at(&pipeline).map(|left_at| (id, left_at)));
+                channels.push(ChannelReport::of(&pipeline, id, name));
             }
         }
         let kernel_drops = cold.kernel_drops();

@@ -35,6 +35,7 @@ use crate::{
         sockets::{ReceiveSocket, SourceFilter},
     },
     observe::{
+        channels::ChannelRecorder,
         counters::CounterWriter,
         stages::{Stage, StageRecorder},
     },
@@ -60,6 +61,7 @@ pub struct ChannelPipeline {
     requests_failed: u64,
     stamps: StampCounts,
     counters: CounterWriter,
+    figures: ChannelRecorder,
     /// New numberings on their way to the state file.
     numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
     /// What of the numbering has been handed on: its session, and whether it has messages.
@@ -190,6 +192,8 @@ pub struct PipelineParts {
     pub fence: Arc<Fence>,
     /// Counters named [`COUNTERS`].
     pub counters: CounterWriter,
+    /// Where its counts and its lines' leads are collected.
+    pub figures: ChannelRecorder,
     /// Where new numberings go, for the state file.
     pub numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
 }
@@ -243,7 +247,7 @@ impl ChannelPipeline {
     #[must_use]
     pub fn new(parts: PipelineParts) -> Self {
         let PipelineParts { index, mut channel, lines, recovery, peer_gaps, sink, publisher, fence, .. } = parts;
-        let (counters, numberings) = (parts.counters, parts.numberings);
+        let (counters, figures, numberings) = (parts.counters, parts.figures, parts.numberings);
         let waits_for_link = channel.config().late_start == LateStart::Whole;
         channel.watch(mono_now());
         Self {
@@ -261,6 +265,7 @@ impl ChannelPipeline {
             requests_failed: 0,
             stamps: StampCounts::default(),
             counters,
+            figures,
             numberings,
             kept: None,
             reason: None,
@@ -362,7 +367,7 @@ impl ChannelPipeline {
                 stages.record_wall(self.index, Stage::WireToWire, ts_recv, wall.at(handed_over));
             }
         }
-        self.after();
+        self.after(context.now);
         order.len()
     }
 
@@ -374,7 +379,7 @@ impl ChannelPipeline {
     }
 
     /// What follows a batch or a deadline: requests that are due, news for cold threads.
-    fn after(&mut self) {
+    fn after(&mut self, now: MonoNs) {
         self.send_requests();
         if let Some(numbering) = self.channel.numbering()
             && self.kept != Some((numbering.session, numbering.has_messages))
@@ -383,6 +388,12 @@ impl ChannelPipeline {
             self.kept = Some((numbering.session, numbering.has_messages));
         }
         self.publish_counters();
+        self.figures.at_border(now, &mut self.channel, self.drops.unexpected());
+    }
+
+    /// The channel has ended: what was recorded since the last interval goes into the log.
+    pub fn hand_over_figures(&mut self, now: MonoNs) {
+        self.figures.finish(now, &mut self.channel, self.drops.unexpected());
     }
 
     /// Gaps are rare, so the system call here is.
@@ -511,7 +522,7 @@ impl ChannelHandler for ChannelPipeline {
             self.sink.flush();
         }
         self.publisher.on_deadline(now, &mut self.sink, &self.fence, buffers, context.io);
-        self.after();
+        self.after(now);
         Ok(())
     }
 
@@ -537,7 +548,7 @@ impl ChannelHandler for ChannelPipeline {
             ChannelMessage::PeerAnswered => self.channel.peer_answered(context.now),
             ChannelMessage::PeerDeclaredGap(session) => self.channel.peer_declared_gap(session),
         }
-        self.after();
+        self.after(context.now);
         Ok(())
     }
 

@@ -11,6 +11,7 @@ pub mod grouping;
 pub mod hgrm;
 pub mod html;
 pub mod json;
+mod lines;
 mod load;
 mod log;
 pub(crate) mod quantity;
@@ -20,7 +21,8 @@ mod timeline;
 
 pub use difference::{Change, Comparison, Difference, Group, STRETCH_COUNT, Samples, Verdict};
 pub use figures::Figures;
+pub use lines::{Counted, GapMark, LeadSlice, LineReport};
 pub use load::LoadBucket;
 pub use log::Damage;
-pub use summary::{ChannelReport, Disclosed, Report, StageReport};
+pub use summary::{ChannelReport, Disclosed, RateUnit, Report, StageReport};
 pub use timeline::{BURST_FACTOR, Moment};

@@ -1,6 +1,7 @@
 """Percentiles of interval logs, as the HdrHistogram project's own port to Python (package hdrhistogram) reads them.
 
-Prints one JSON object: channel and stage to count, maximum and percentiles, all threads together.
+Prints one JSON object: channel and stage, or channel and leading line ("1 lead A"), to count, maximum and percentiles,
+all threads together.
 """
 
 import json
@@ -15,7 +16,7 @@ for path in sys.argv[1:]:
     reader = HistogramLogReader(path, HdrHistogram(1, 3_600_000_000_000, 2))
     while (interval := reader.get_next_interval_histogram()) is not None:
         fields = dict(field.split("=", 1) for field in interval.get_tag().split(";"))
-        name = fields["channel"] + " " + fields["stage"]
+        name = fields["channel"] + " " + (fields["stage"] if "stage" in fields else "lead " + fields["lead"])
         merged.setdefault(name, HdrHistogram(1, 3_600_000_000_000, 2)).add(interval)
 
 

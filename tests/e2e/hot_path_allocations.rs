@@ -26,7 +26,7 @@ use mdgw::{
         ring::{MultishotSet, RingSet},
         sockets::{Interface, OutputOptions, ReceiveOptions, SourceFilter, open_output, open_receive},
     },
-    observe::{counters::Registry, stages::stage_exchange},
+    observe::{channels::channel_exchange, counters::Registry, stages::stage_exchange},
     pipeline::{COUNTERS, ChannelPipeline, LineSocket, PeerGaps, PipelineLocal, PipelineParts, RecoverySocket},
     publish::{LogSink, Publisher, PublisherConfig},
     replay::pacer::Pace,
@@ -159,6 +159,7 @@ fn whole_line<S: HandleSet>(set: S, beside: impl Fn()) -> Run {
     let site = Site::new();
     let registry = Registry::default();
     let (recorder, mut collector) = stage_exchange(1, 2);
+    let (figures, mut figures_collector) = channel_exchange(&[Line::A, Line::B]);
     let (sink, mut keeper) = log(&site.path("log"));
     let interface = || Some(Interface::LOOPBACK);
     let output = open_output(&OutputOptions::new(site.output, interface())).unwrap();
@@ -190,6 +191,7 @@ fn whole_line<S: HandleSet>(set: S, beside: impl Fn()) -> Run {
         sink,
         fence: Arc::new(Fence::stand_alone(Epoch::new(1, 0))),
         counters: registry.register("one", &COUNTERS),
+        figures,
         numberings: Arc::new(ArrayQueue::new(4)),
     });
     for (line, socket) in pipeline.sockets() {
@@ -205,6 +207,7 @@ fn whole_line<S: HandleSet>(set: S, beside: impl Fn()) -> Run {
             while !stop.load(Ordering::Acquire) {
                 keeper.turn(unix_now().0);
                 collector.collect(|_| {});
+                figures_collector.collect(|_| {});
                 std::thread::sleep(Duration::from_millis(2));
             }
         });

@@ -41,6 +41,14 @@ pub struct LineStatistics {
 /// Longest lead that is told apart, 1 s.
 pub const LEAD_NS_MAX: u64 = 1_000_000_000;
 
+/// An empty histogram for [`LineStatistics::lead_ns`].
+#[must_use]
+pub fn lead_histogram() -> Histogram<u64> {
+    Histogram::new_with_max(LEAD_NS_MAX, LEAD_DIGITS).expect("bounds from 1 to LEAD_NS_MAX with two digits are legal")
+}
+
+const LEAD_DIGITS: u8 = 2;
+
 /// Packets of one line that continue each other at an incredible place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct JumpCandidate {
@@ -54,9 +62,11 @@ pub(super) struct JumpCandidate {
 
 impl LineStatistics {
     pub(super) fn new(is_configured: bool) -> Self {
-        let bounds = if is_configured { LEAD_NS_MAX } else { 2 };
-        let lead_ns =
-            Histogram::new_with_max(bounds, 2).expect("bounds from 1 to LEAD_NS_MAX with two digits are legal");
+        let lead_ns = if is_configured {
+            lead_histogram()
+        } else {
+            Histogram::new_with_max(2, LEAD_DIGITS).expect("bounds from 1 to 2 are legal")
+        };
         Self {
             packets: 0,
             heartbeats: 0,

@@ -433,9 +433,9 @@ mod tests {
               books                 320.4 MiB
               reorder windows         7.1 MiB
               publication logs        512 MiB
-              latency histograms    724.9 KiB
+              latency histograms    917.9 KiB
               socket buffers           64 MiB
-              together              904.2 MiB"#]].assert_eq(text.trim_end());
+              together              904.4 MiB"#]].assert_eq(text.trim_end());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use mdgw_feeds::book::BookLimits;
 
 use super::resolved::{ChannelSetup, OrderStoreKind, Resolved};
-use crate::observe::stages::StageCollector;
+use crate::observe::{channels::ChannelCollector, stages::StageCollector};
 
 /// Bytes by use. Books, windows and histograms are taken at start and never grow; logs grow to their limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct Memory {
     pub windows_bytes: usize,
     /// Publication logs of all channels, where they lie (by default in memory).
     pub logs_bytes: u64,
-    /// Latency histograms of all threads.
+    /// Latency histograms of all threads, and those of the lines' leads.
     pub histograms_bytes: usize,
     /// Receive buffers asked of the kernel.
     pub sockets_bytes: usize,
@@ -39,6 +39,7 @@ impl Resolved {
             let channel_count = self.channels.iter().filter(|channel| channel.pool == index).count();
             pool.threads.count() * StageCollector::memory_bytes(channel_count, self.latency.significant_digits)
         });
+        let leads = self.channels.iter().map(|channel| ChannelCollector::memory_bytes(channel.lines.len()));
         Memory {
             books_bytes: self.channels.iter().map(books_bytes).sum(),
             windows_bytes: self
@@ -47,7 +48,7 @@ impl Resolved {
                 .map(|channel| channel.window_packets * (WINDOW_PACKET_BYTES + AHEAD_PACKET_BYTES))
                 .sum(),
             logs_bytes: self.channels.len() as u64 * self.gateway.retention_bytes,
-            histograms_bytes: pools.sum(),
+            histograms_bytes: pools.sum::<usize>() + leads.sum::<usize>(),
             sockets_bytes: self
                 .channels
                 .iter()

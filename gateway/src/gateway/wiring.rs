@@ -48,9 +48,10 @@ use crate::{
         },
     },
     observe::{
+        channels::channel_exchange,
         counters::Registry,
         disclosure::Disclosure,
-        latency_thread::{LatencyThread, ThreadStages},
+        latency_thread::{ChannelFigures, LatencyThread, ThreadStages},
         stages::stage_exchange,
     },
     pipeline::{COUNTERS, ChannelPipeline, LineSocket, PeerGaps, PipelineLocal, PipelineParts, RecoverySocket},
@@ -83,6 +84,7 @@ pub(super) struct Wiring<'c> {
     watched: Watched,
     drops: SocketDrops,
     stages: Vec<ThreadStages>,
+    figures: Vec<ChannelFigures>,
     served: Vec<ServedChannel>,
 }
 
@@ -144,6 +146,7 @@ impl<'c> Wiring<'c> {
             watched: Watched { memberships: Vec::new(), egresses: egresses.into_iter().flatten().collect() },
             drops: SocketDrops::default(),
             stages: Vec::new(),
+            figures: Vec::new(),
             served: Vec::new(),
         })
     }
@@ -300,6 +303,9 @@ impl<'c> Wiring<'c> {
             log_directory,
         };
         let publisher = Publisher::new(publisher, &sink, words);
+        let lines: Vec<Line> = setup.lines.iter().map(|line| line.line).collect();
+        let (figures, collector) = channel_exchange(&lines);
+        self.figures.push(ChannelFigures { channel: setup.id, collector });
         Ok(ChannelPipeline::new(PipelineParts {
             index,
             channel: Channel::new(config),
@@ -311,6 +317,7 @@ impl<'c> Wiring<'c> {
             peer_gaps: Arc::clone(&self.peer_gaps),
             counters,
             numberings: Arc::clone(&self.numberings),
+            figures,
         }))
     }
 
@@ -467,7 +474,7 @@ impl<'c> Wiring<'c> {
             "kernel software"
         };
         let disclosure = Disclosure::of_this_host(stamps).with_settings(self.config);
-        let latency = LatencyThread::start(&self.config.latency, self.stages, disclosure)
+        let latency = LatencyThread::start(&self.config.latency, self.stages, self.figures, disclosure)
             .map_err(GatewayError::io("write latency logs"))?;
         let cold = ColdThreads::start(ColdParts {
             config: self.config,

@@ -7,10 +7,14 @@
 //! #[BaseTime: 1548856800.123 (seconds since epoch)]
 //! "StartTimestamp","Interval_Length","Interval_Max","Interval_Compressed_Histogram"
 //! Tag=channel=1;stage=wire_to_wire;thread=main-0,0.127,1.007,2.769,HISTF…
+//! Tag=channel=1;lead=A,0.127,1.007,0.084,HISTF…
 //! #[negative channel=1;stage=wire_to_user;thread=main-0 = 3]
+//! #[counts channel=1,0.127,1.007,datagrams=900;messages=2100;duplicates=1040;gaps=0;gap_messages=0;drops=0]
+//! #[counts channel=1;line=A,0.127,1.007,packets=450;won_messages=1930;duplicate_messages=170;late_messages=0]
 //! ```
 //! Start stamps count from the base time; lengths and stamps are seconds, maxima milliseconds, the histograms' values
-//! nanoseconds. A tag may hold no comma and no space, hence the semicolons.
+//! nanoseconds. A tag may hold no comma and no space, hence the semicolons. `lead=A`: by how much line A was ahead, one
+//! value for each message that another line brought too. Counts are what came in that interval.
 
 use std::{
     fmt,
@@ -22,11 +26,11 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hdrhistogram::{
-    Histogram,
+    Counter, Histogram,
     serialization::{Serializer as _, V2DeflateSerializer},
 };
 use mdgw_feeds::{
-    identity::ChannelId,
+    identity::{ChannelId, Line},
     time::{TradingDate, UnixNs},
 };
 
@@ -40,6 +44,9 @@ pub const LEGEND: &str = r#""StartTimestamp","Interval_Length","Interval_Max","I
 pub const DISCLOSURE_PREFIX: &str = "#[mdgw ";
 /// What a count of negative values starts with.
 pub const NEGATIVE_PREFIX: &str = "#[negative ";
+
+/// What counts of a channel or a line start with.
+pub const COUNTS_PREFIX: &str = "#[counts ";
 
 /// Whose interval it is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -74,9 +81,74 @@ impl FromStr for IntervalTag {
     }
 }
 
+/// Whose lead it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LeadTag {
+    /// The channel.
+    pub channel: ChannelId,
+    /// The line that was ahead.
+    pub line: Line,
+}
+
+impl fmt::Display for LeadTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "channel={};lead={}", self.channel.0, self.line)
+    }
+}
+
+impl FromStr for LeadTag {
+    type Err = InvalidTag;
+
+    fn from_str(text: &str) -> Result<Self, InvalidTag> {
+        let (channel, line) = channel_and(text, ";lead=")?;
+        Ok(Self { channel, line: line_of(line)? })
+    }
+}
+
+/// Whose counts they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CountsTag {
+    /// The channel.
+    pub channel: ChannelId,
+    /// One of its lines, or all of it.
+    pub line: Option<Line>,
+}
+
+impl fmt::Display for CountsTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "channel={}", self.channel.0)?;
+        self.line.map_or(Ok(()), |line| write!(f, ";line={line}"))
+    }
+}
+
+impl FromStr for CountsTag {
+    type Err = InvalidTag;
+
+    fn from_str(text: &str) -> Result<Self, InvalidTag> {
+        if text.contains(';') {
+            let (channel, line) = channel_and(text, ";line=")?;
+            return Ok(Self { channel, line: Some(line_of(line)?) });
+        }
+        let channel = text.strip_prefix("channel=").and_then(|id| id.parse().ok()).ok_or(InvalidTag)?;
+        Ok(Self { channel: ChannelId(channel), line: None })
+    }
+}
+
+fn channel_and<'t>(text: &'t str, key: &str) -> Result<(ChannelId, &'t str), InvalidTag> {
+    let (channel, rest) = text.split_once(key).ok_or(InvalidTag)?;
+    let channel = channel.strip_prefix("channel=").and_then(|id| id.parse().ok()).ok_or(InvalidTag)?;
+    Ok((ChannelId(channel), rest))
+}
+
+/// The line of that letter.
+fn line_of(text: &str) -> Result<Line, InvalidTag> {
+    let lines = (0..=u8::MAX).map(Line).take(Line::COUNT_MAX);
+    lines.into_iter().find(|line| line.to_string() == text).ok_or(InvalidTag)
+}
+
 /// A tag that this gateway has not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected a tag such as channel=1;stage=wire_to_wire;thread=main-0")]
+#[error("expected a tag such as channel=1;stage=wire_to_wire;thread=main-0 or channel=1;lead=A")]
 pub struct InvalidTag;
 
 /// Writes one log. For cold threads: it allocates and waits for the disk.
@@ -124,12 +196,12 @@ impl<W: Write> IntervalLogWriter<W> {
     ///
     /// # Errors
     /// What `out` says.
-    pub fn write(
+    pub fn write<T: Counter>(
         &mut self,
-        tag: &IntervalTag,
+        tag: &impl fmt::Display,
         start: UnixNs,
         length_ns: u64,
-        histogram: &Histogram<u32>,
+        histogram: &Histogram<T>,
     ) -> io::Result<()> {
         self.bytes.clear();
         self.serializer.serialize(histogram, &mut self.bytes).map_err(io::Error::other)?;
@@ -146,6 +218,22 @@ impl<W: Write> IntervalLogWriter<W> {
     /// What `out` says.
     pub fn write_negative(&mut self, tag: &IntervalTag, count: u64) -> io::Result<()> {
         writeln!(self.out, "{NEGATIVE_PREFIX}{tag} = {count}]")
+    }
+
+    /// What was counted over an interval, by name.
+    ///
+    /// # Errors
+    /// What `out` says.
+    pub fn write_counts(
+        &mut self,
+        tag: &CountsTag,
+        start: UnixNs,
+        length_ns: u64,
+        counts: &[(&str, u64)],
+    ) -> io::Result<()> {
+        let start = Seconds(start.0.saturating_sub(self.base.0));
+        let counts: Vec<String> = counts.iter().map(|(name, count)| format!("{name}={count}")).collect();
+        writeln!(self.out, "{COUNTS_PREFIX}{tag},{start},{},{}]", Seconds(length_ns), counts.join(";"))
     }
 
     /// Hands over what was written.
@@ -215,6 +303,16 @@ mod tests {
         for text in ["", "channel=1", "channel=70000;stage=publish;thread=x", "channel=1;stage=no;thread=x", "a;b;c"] {
             assert_eq!(text.parse::<IntervalTag>(), Err(InvalidTag), "{text}");
         }
+        let lead = LeadTag { channel: ChannelId(7), line: Line(1) };
+        assert_eq!((lead.to_string(), lead.to_string().parse()), ("channel=7;lead=B".to_owned(), Ok(lead)));
+        for line in [None, Some(Line(0)), Some(Line::RECOVERY)] {
+            let counts = CountsTag { channel: ChannelId(7), line };
+            assert_eq!(counts.to_string().parse(), Ok(counts));
+        }
+        for text in ["", "channel=7;lead=", "channel=7;lead=AB", "lead=A", "channel=x;lead=A", "channel=7;line=Z"] {
+            assert_eq!(text.parse::<LeadTag>(), Err(InvalidTag), "{text}");
+            assert_eq!(text.parse::<CountsTag>(), Err(InvalidTag), "{text}");
+        }
     }
 
     #[test]
@@ -230,6 +328,8 @@ mod tests {
         let histogram = set.recorded().next().unwrap().histogram.clone();
         log.write(&tag(), UnixNs(base.0 + 1_500_000_000), 1_007_000_000, &histogram).unwrap();
         log.write_negative(&tag(), 3).unwrap();
+        let counts = CountsTag { channel: ChannelId(1), line: None };
+        log.write_counts(&counts, UnixNs(base.0 + 1_500_000_000), 1_007_000_000, &[("messages", 5)]).unwrap();
         let bytes = log.into_inner().unwrap();
 
         let entries: Vec<_> = IntervalLogIterator::new(&bytes).map(|entry| entry.unwrap()).collect();

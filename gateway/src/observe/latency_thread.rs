@@ -12,13 +12,14 @@ use std::{
 
 use hdrhistogram::Histogram;
 use mdgw_feeds::{
-    identity::ChannelId,
+    identity::{ChannelId, Line},
     time::{MonoNs, TradingDate, UnixNs},
 };
 
 use super::{
+    channels::{ChannelCollector, ChannelCounts, ChannelSet, LineCounts},
     disclosure::Disclosure,
-    interval_log::{IntervalLogWriter, IntervalTag},
+    interval_log::{CountsTag, IntervalLogWriter, IntervalTag, LeadTag},
     stages::{Stage, StageCollector, StageSet, VALUE_NS_MAX, VALUE_NS_MIN},
 };
 use crate::{
@@ -35,6 +36,15 @@ pub struct ThreadStages {
     pub channels: Vec<ChannelId>,
     /// The cold end of its hand-over.
     pub collector: StageCollector,
+}
+
+/// One channel's collector.
+#[derive(Debug)]
+pub struct ChannelFigures {
+    /// The channel.
+    pub channel: ChannelId,
+    /// The cold end of its hand-over.
+    pub collector: ChannelCollector,
 }
 
 /// Everything recorded so far, all threads together.
@@ -75,12 +85,18 @@ impl LatencyThread {
     ///
     /// # Errors
     /// When the log or the thread cannot be made.
-    pub fn start(config: &LatencyConfig, threads: Vec<ThreadStages>, disclosure: Disclosure) -> io::Result<Self> {
+    pub fn start(
+        config: &LatencyConfig,
+        threads: Vec<ThreadStages>,
+        channels: Vec<ChannelFigures>,
+        disclosure: Disclosure,
+    ) -> io::Result<Self> {
         let mut writer = Writer {
             directory: config.directory.clone(),
             digits: config.significant_digits,
             disclosure,
             threads,
+            channels: channels.into_iter().map(|of| KeptChannel { of, last: LastCounts::default() }).collect(),
             log: None,
             logs: Vec::new(),
             day: TradingDate::default(),
@@ -166,6 +182,7 @@ struct Writer {
     digits: u8,
     disclosure: Disclosure,
     threads: Vec<ThreadStages>,
+    channels: Vec<KeptChannel>,
     log: Option<IntervalLogWriter<BufWriter<File>>>,
     logs: Vec<PathBuf>,
     /// The day at Greenwich that the log is of: each day has its own.
@@ -201,6 +218,13 @@ impl Writer {
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
             });
         }
+        for KeptChannel { of, last } in &mut self.channels {
+            let (log, channel) = (&mut self.log, of.channel);
+            of.collector.collect(|set| {
+                let written = write_channel(set, channel, last, clock, log.as_mut());
+                outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
+            });
+        }
         let flushed = self.log.as_mut().map_or(Ok(()), IntervalLogWriter::flush);
         outcome.and(flushed)
     }
@@ -212,6 +236,13 @@ impl Writer {
             let (log, totals, digits) = (&mut self.log, &mut self.totals, self.digits);
             thread.collector.finish(|set| {
                 let written = write_set(set, &thread.thread, &thread.channels, clock, log.as_mut(), totals, digits);
+                outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
+            });
+        }
+        for KeptChannel { of, mut last } in std::mem::take(&mut self.channels) {
+            let log = &mut self.log;
+            of.collector.finish(|set| {
+                let written = write_channel(set, of.channel, &mut last, clock, log.as_mut());
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
             });
         }
@@ -227,6 +258,18 @@ impl Writer {
         self.logs.push(path);
         Ok(())
     }
+}
+
+/// A channel's collector, and what its counts were at the end of the last interval.
+struct KeptChannel {
+    of: ChannelFigures,
+    last: LastCounts,
+}
+
+#[derive(Default)]
+struct LastCounts {
+    channel: ChannelCounts,
+    lines: BTreeMap<Line, LineCounts>,
 }
 
 /// Both clocks at one moment.
@@ -271,6 +314,50 @@ fn write_set(
     outcome
 }
 
+/// Writes what came of each count since `last`, and the lines' leads.
+fn write_channel(
+    set: &ChannelSet,
+    channel: ChannelId,
+    last: &mut LastCounts,
+    clock: WallOf,
+    log: Option<&mut IntervalLogWriter<BufWriter<File>>>,
+) -> io::Result<()> {
+    let (since, until) = set.interval().unwrap_or((clock.mono, clock.mono));
+    let (start, length_ns) = (clock.at(since), until.since(since));
+    let (now, before) = (*set.counts(), std::mem::replace(&mut last.channel, *set.counts()));
+    let before_lines: Vec<LineCounts> =
+        set.lines().iter().map(|line| last.lines.insert(line.line, line.counts).unwrap_or_default()).collect();
+    let Some(log) = log else { return Ok(()) };
+    let counts = [
+        ("datagrams", now.datagrams, before.datagrams),
+        ("messages", now.messages, before.messages),
+        ("duplicates", now.duplicates, before.duplicates),
+        ("gaps", now.gaps, before.gaps),
+        ("gap_messages", now.gap_messages, before.gap_messages),
+        ("drops", now.drops, before.drops),
+    ];
+    log.write_counts(&CountsTag { channel, line: None }, start, length_ns, &counts.map(more))?;
+    for (line, before) in set.lines().iter().zip(before_lines) {
+        let now = line.counts;
+        let counts = [
+            ("packets", now.packets, before.packets),
+            ("won_messages", now.won_messages, before.won_messages),
+            ("duplicate_messages", now.duplicate_messages, before.duplicate_messages),
+            ("late_messages", now.late_messages, before.late_messages),
+        ];
+        log.write_counts(&CountsTag { channel, line: Some(line.line) }, start, length_ns, &counts.map(more))?;
+        if !line.lead_ns.is_empty() {
+            log.write(&LeadTag { channel, line: line.line }, start, length_ns, &line.lead_ns)?;
+        }
+    }
+    Ok(())
+}
+
+/// By how much a count grew.
+fn more((name, now, before): (&'static str, u64, u64)) -> (&'static str, u64) {
+    (name, now.saturating_sub(before))
+}
+
 impl Totals {
     fn add(&mut self, channel: ChannelId, stage: Stage, histogram: &Histogram<u32>, negative_count: u64, digits: u8) {
         let total = self.cells.entry((channel, stage)).or_insert_with(|| Total {
@@ -304,7 +391,7 @@ mod tests {
             channels: vec![ChannelId(7)],
             collector,
         });
-        let latency = LatencyThread::start(&config, threads.collect(), Disclosure::default()).unwrap();
+        let latency = LatencyThread::start(&config, threads.collect(), Vec::new(), Disclosure::default()).unwrap();
         std::thread::scope(|scope| {
             for mut recorder in recorders {
                 scope.spawn(move || {
@@ -332,6 +419,6 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let config =
             LatencyConfig { directory: Some(file.path().join("below")), interval_ns: 1_000_000, significant_digits: 2 };
-        assert!(LatencyThread::start(&config, Vec::new(), Disclosure::default()).is_err());
+        assert!(LatencyThread::start(&config, Vec::new(), Vec::new(), Disclosure::default()).is_err());
     }
 }

@@ -41,14 +41,26 @@ pub(super) enum BandKind {
     Burst,
     /// Nothing was recorded.
     Pause,
+    /// Messages that nobody had.
+    Gap,
 }
 
 impl BandKind {
+    /// In a legend.
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Self::Burst => "burst",
+            Self::Pause => "pause",
+            Self::Gap => "gap declared",
+        }
+    }
+
     /// In the style sheet.
     pub(super) fn class(self) -> &'static str {
         match self {
             Self::Burst => "burst",
             Self::Pause => "pause",
+            Self::Gap => "gap",
         }
     }
 }
@@ -71,6 +83,8 @@ pub(super) struct Series {
     pub(super) points: Vec<(f64, f64)>,
     /// What pointing at a point shows; none, or one for each point.
     pub(super) notes: Vec<String>,
+    /// Points farther apart on the x axis are not joined: nothing is known of what was between them.
+    pub(super) joins_within: f64,
 }
 
 /// Styles that the style sheet knows.
@@ -169,9 +183,15 @@ fn draw_band(band: &Band, place: &Place<'_>, svg: &mut String) {
 
 fn draw_series(series: &Series, place: &Place<'_>, svg: &mut String) {
     let style = series.style % STYLE_COUNT;
-    let points: Vec<String> =
-        series.points.iter().map(|(x, y)| format!("{:.1},{:.1}", place.x_of(*x), place.y_of(*y))).collect();
-    put(svg, format_args!(r#"<polyline class="line s{style}" points="{}"/>"#, points.join(" ")));
+    for piece in series.points.chunk_by(|(one, _), (next, _)| next - one <= series.joins_within) {
+        let mut points: Vec<String> =
+            piece.iter().map(|(x, y)| format!("{:.1},{:.1}", place.x_of(*x), place.y_of(*y))).collect();
+        // A line of one point is not drawn; one from a point to itself is a dot.
+        if let [alone] = points.as_slice() {
+            points.push(alone.clone());
+        }
+        put(svg, format_args!(r#"<polyline class="line s{style}" points="{}"/>"#, points.join(" ")));
+    }
     if series.points.len() > DOTS_MAX {
         return;
     }
@@ -285,7 +305,7 @@ mod tests {
     fn every_point_lies_within_the_drawing() {
         let axis = Axis { min: 0.0, max: 1.0, ticks: vec![(0.0, "0".to_owned()), (1.0, "1".to_owned())] };
         let points = vec![(0.0, 0.0), (1.0, 1.0), (9.0, -9.0)];
-        let series = Series { name: String::new(), style: 0, points, notes: Vec::new() };
+        let series = Series { name: String::new(), style: 0, points, notes: Vec::new(), joins_within: f64::INFINITY };
         let band = Band { kind: BandKind::Burst, from: -1.0, until: 7.0, note: "<busy>".to_owned() };
         let chart = Chart {
             label: "a & b".to_owned(),
@@ -300,6 +320,17 @@ mod tests {
         assert!(svg.contains("<title>&lt;busy&gt;</title>"), "{svg}");
         assert!(svg.contains("56.0,272.0 346.0,10.0 346.0,272.0"), "{svg}");
         assert!(svg.contains("a &amp; b"));
+    }
+
+    #[test]
+    fn points_far_apart_are_not_joined() {
+        let axis = Axis { min: 0.0, max: 10.0, ticks: Vec::new() };
+        let points = vec![(0.0, 0.0), (1.0, 0.0), (5.0, 0.0), (9.0, 0.0), (10.0, 0.0)];
+        let series = Series { name: String::new(), style: 0, points, notes: Vec::new(), joins_within: 2.0 };
+        let mut svg = String::new();
+        draw_series(&series, &Place { frame: WIDE, x: &axis, y: &axis }, &mut svg);
+        let lines: Vec<usize> = svg.split("<polyline").skip(1).map(|line| line.matches(',').count()).collect();
+        assert_eq!(lines, [2, 2, 2], "a point alone is joined to itself: {svg}");
     }
 
     #[test]

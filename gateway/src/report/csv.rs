@@ -2,10 +2,11 @@
 
 use std::fmt::{self, Write};
 
-use super::{Comparison, Report};
+use super::{ChannelReport, Comparison, Counted, Report};
 
-/// Columns. `item` is a stage; `from` and `until` are nanoseconds since 1970 in the table `timeline`, rates a second in
-/// the table `load`.
+/// Columns. `item` is a stage, in the tables of lines a line. `from` and `until` are nanoseconds since 1970 in the tables
+/// `timeline`, `gaps` and `lead_by_time` (there since midnight UTC, where the report has several days), rates a second in the
+/// table `load`.
 pub const HEADER: &str = "group,table,channel,name,item,from,until,figure,value";
 
 /// Writes one report; `group` stands in the first column.
@@ -14,6 +15,7 @@ pub const HEADER: &str = "group,table,channel,name,item,from,until,figure,value"
 /// What `out` says.
 pub fn write(group: &str, report: &Report, out: &mut impl Write) -> fmt::Result {
     for channel in &report.channels {
+        counts(group, channel, out)?;
         for stage in &channel.stages {
             let name = channel.name.as_deref().unwrap_or_default();
             let mut row = |table: &str, span: Option<(u64, u64)>, figure: &str, value: &dyn fmt::Display| {
@@ -47,6 +49,49 @@ pub fn write(group: &str, report: &Report, out: &mut impl Write) -> fmt::Result 
                 for (figure, value_ns) in bucket.figures.named() {
                     row("load", span, &format!("{figure}_ns"), &value_ns)?;
                 }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the channel and its lines counted (tables `channel` and `lines`), leads by time (`lead_by_time`), gaps (`gaps`).
+fn counts(group: &str, channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
+    let Counted { datagrams, messages, gaps, gap_messages, drops } = channel.counted;
+    let begin = |table: &str| {
+        let name = field(channel.name.as_deref().unwrap_or_default());
+        format!("{},{table},{},{name}", field(group), channel.id.0)
+    };
+    let counted = [("datagrams", datagrams), ("messages", messages), ("gaps", gaps), ("gap_messages", gap_messages)];
+    if messages > 0 || !channel.lines.is_empty() {
+        for (figure, value) in counted.into_iter().chain([("drops", drops)]) {
+            writeln!(out, "{},,,,{figure},{value}", begin("channel"))?;
+        }
+    }
+    for gap in &channel.gaps {
+        for (figure, value) in [("gaps", gap.gaps), ("messages", gap.messages)] {
+            writeln!(out, "{},,{},{},{figure},{value}", begin("gaps"), gap.start.0, gap.end.0)?;
+        }
+    }
+    for line in &channel.lines {
+        let item = format!("{},{}", begin("lines"), line.line);
+        for (figure, value) in [
+            ("packets", line.packets),
+            ("won_messages", line.won_messages),
+            ("duplicate_messages", line.duplicate_messages),
+            ("late_messages", line.late_messages),
+            ("lead_count", line.lead.count),
+        ] {
+            writeln!(out, "{item},,,{figure},{value}")?;
+        }
+        for (figure, value_ns) in line.lead.named() {
+            writeln!(out, "{item},,,lead_{figure}_ns,{value_ns}")?;
+        }
+        for slice in &line.slices {
+            let item = format!("{},{},{},{}", begin("lead_by_time"), line.line, slice.start.0, slice.end.0);
+            writeln!(out, "{item},lead_count,{}", slice.lead.count)?;
+            for (figure, value_ns) in slice.lead.named() {
+                writeln!(out, "{item},lead_{figure}_ns,{value_ns}")?;
             }
         }
     }

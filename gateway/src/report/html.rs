@@ -96,12 +96,13 @@ fn figure(caption: &str, chart: &Chart, out: &mut impl Write) -> fmt::Result {
             escape(&series.name)
         )?;
     }
-    for kind in [BandKind::Burst, BandKind::Pause] {
+    for kind in [BandKind::Burst, BandKind::Pause, BandKind::Gap] {
         if chart.bands.iter().any(|band| band.kind == kind) {
             let class = kind.class();
             writeln!(
                 out,
-                "<li><svg class=\"key\" viewBox=\"0 0 26 8\" aria-hidden=\"true\"><rect class=\"{class}\" width=\"26\" height=\"8\"/></svg>{class}</li>"
+                "<li><svg class=\"key\" viewBox=\"0 0 26 8\" aria-hidden=\"true\"><rect class=\"{class}\" width=\"26\" height=\"8\"/></svg>{}</li>",
+                kind.text()
             )?;
         }
     }
@@ -192,7 +193,10 @@ fn latency(ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Group, summary::tests::plausible_report};
+    use crate::report::{
+        Group,
+        summary::tests::{plausible_report, report_of_days},
+    };
 
     fn page(report: &Report) -> String {
         let mut text = String::new();
@@ -282,6 +286,17 @@ mod tests {
         ] {
             assert!(page.contains(expected), "{expected}");
         }
+    }
+
+    #[test]
+    fn days_are_drawn_over_each_other() {
+        let page = page(&report_of_days());
+        assert!(page.contains("of each day, by time of day (UTC)") && page.contains("</svg>2019-01-31</li>"), "{page}");
+        let groups = ["old", "new"].map(|name| Group { name: name.to_owned(), report: report_of_days() });
+        let mut text = String::new();
+        write_comparison(&Comparison::of(groups.into()), &mut text).unwrap();
+        assert!(text.contains("99th percentile, by time of day (UTC)"));
+        assert_parses(&text);
     }
 
     #[test]

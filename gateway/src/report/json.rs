@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Change, Comparison, Figures, Report, StageReport};
+use super::{Change, Comparison, Counted, Figures, LineReport, Report, StageReport};
 
 /// The whole report.
 #[must_use]
@@ -12,9 +12,18 @@ pub fn value(report: &Report) -> Value {
         .iter()
         .map(|channel| {
             let stages: Vec<Value> = channel.stages.iter().map(stage_value).collect();
+            let lines: Vec<Value> = channel.lines.iter().map(line_value).collect();
+            let gaps: Vec<Value> = channel
+                .gaps
+                .iter()
+                .map(|gap| {
+                    json!({ "from_ns": gap.start.0, "until_ns": gap.end.0, "gaps": gap.gaps, "messages": gap.messages })
+                })
+                .collect();
             let pauses: Vec<Value> =
                 channel.pauses.iter().map(|(from, until)| json!({ "from_ns": from.0, "until_ns": until.0 })).collect();
-            json!({ "id": channel.id.0, "name": channel.name, "stages": stages, "pauses": pauses })
+            json!({ "id": channel.id.0, "name": channel.name, "stages": stages, "pauses": pauses, "rate_unit": channel.rate_unit.name(),
+                "counted": counted_value(&channel.counted), "gaps": gaps, "lines": lines })
         })
         .collect();
     let disclosures: Vec<Value> = report
@@ -101,6 +110,39 @@ fn stage_value(stage: &StageReport) -> Value {
     });
     fields.insert("load".to_owned(), load.collect());
     Value::Object(fields)
+}
+
+fn counted_value(counted: &Counted) -> Value {
+    let Counted { datagrams, messages, gaps, gap_messages, drops } = *counted;
+    json!({
+        "datagrams": datagrams,
+        "messages": messages,
+        "gaps": gaps,
+        "gap_messages": gap_messages,
+        "drops": drops,
+    })
+}
+
+fn line_value(line: &LineReport) -> Value {
+    let lead = |figures: &Figures| {
+        let mut fields = Map::new();
+        insert_figures(&mut fields, figures);
+        Value::Object(fields)
+    };
+    let slices: Vec<Value> = line
+        .slices
+        .iter()
+        .map(|slice| json!({ "from_ns": slice.start.0, "until_ns": slice.end.0, "lead": lead(&slice.lead) }))
+        .collect();
+    json!({
+        "line": line.line.to_string(),
+        "packets": line.packets,
+        "won_messages": line.won_messages,
+        "duplicate_messages": line.duplicate_messages,
+        "late_messages": line.late_messages,
+        "lead": lead(&line.lead),
+        "by_time": slices,
+    })
 }
 
 fn insert_figures(fields: &mut Map<String, Value>, figures: &Figures) {

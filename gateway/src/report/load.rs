@@ -51,6 +51,10 @@ impl Rates {
         }
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.tracks.is_empty()
+    }
+
     /// To be called once everything is in.
     pub(super) fn sort(&mut self) {
         self.tracks.values_mut().for_each(|stretches| stretches.sort_by_key(|stretch| stretch.start));

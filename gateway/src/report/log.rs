@@ -3,13 +3,16 @@
 use std::{
     fmt,
     path::{Path, PathBuf},
+    str::FromStr,
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hdrhistogram::{Histogram, serialization::Deserializer};
 use mdgw_feeds::time::UnixNs;
 
-use crate::observe::interval_log::{DISCLOSURE_PREFIX, FORMAT_LINE, IntervalTag, NEGATIVE_PREFIX};
+use crate::observe::interval_log::{
+    COUNTS_PREFIX, CountsTag, DISCLOSURE_PREFIX, FORMAT_LINE, IntervalTag, InvalidTag, LeadTag, NEGATIVE_PREFIX,
+};
 
 /// One log as it was read.
 #[derive(Debug, Default)]
@@ -20,6 +23,10 @@ pub(super) struct Log<'a> {
     pub(super) base: Option<UnixNs>,
     /// Intervals in the log's order.
     pub(super) intervals: Vec<Interval<'a>>,
+    /// Leads of lines.
+    pub(super) leads: Vec<Interval<'a, LeadTag>>,
+    /// Counts of channels and lines.
+    pub(super) counts: Vec<Counts<'a>>,
     /// Values that came out negative.
     pub(super) negatives: Vec<(IntervalTag, u64)>,
     /// Lines that could not be read.
@@ -28,12 +35,21 @@ pub(super) struct Log<'a> {
 
 /// One line with a histogram.
 #[derive(Debug)]
-pub(super) struct Interval<'a> {
+pub(super) struct Interval<'a, Tag = IntervalTag> {
     pub(super) place: Place,
-    pub(super) tag: IntervalTag,
+    pub(super) tag: Tag,
     pub(super) start: UnixNs,
     pub(super) length_ns: u64,
     encoded: &'a str,
+}
+
+/// What a channel or a line counted over an interval.
+#[derive(Debug)]
+pub(super) struct Counts<'a> {
+    pub(super) tag: CountsTag,
+    pub(super) start: UnixNs,
+    pub(super) length_ns: u64,
+    values: Vec<(&'a str, u64)>,
 }
 
 /// A line of a log.
@@ -101,24 +117,58 @@ impl<'a> Log<'a> {
             let tag = tag.parse().map_err(|error| format!("{error}"))?;
             let count = count.parse().map_err(|_| format!("{count:?} is no count"))?;
             self.negatives.push((tag, count));
+        } else if let Some(entry) = entry(COUNTS_PREFIX) {
+            let base = self.base.ok_or(WITHOUT_BASE)?;
+            self.counts.push(Counts::read(entry, base)?);
         } else if let Some(rest) = text.strip_prefix("#[BaseTime: ") {
             let seconds = rest.split(' ').next().unwrap_or_default();
             self.base = Some(UnixNs(nanoseconds(seconds)?));
         } else if !(text.is_empty() || text.starts_with('#') || text.starts_with("\"StartTimestamp\"")) {
-            let base = self.base.ok_or("an interval before the log's base time: nothing tells when it was")?;
-            self.intervals.push(Interval::read(place, text, base)?);
+            let base = self.base.ok_or(WITHOUT_BASE)?;
+            let tag = text.split(',').next().unwrap_or_default();
+            if tag.contains(";lead=") {
+                self.leads.push(Interval::read(place, text, base)?);
+            } else {
+                self.intervals.push(Interval::read(place, text, base)?);
+            }
         }
         Ok(())
     }
 }
 
-impl<'a> Interval<'a> {
+const WITHOUT_BASE: &str = "an interval before the log's base time: nothing tells when it was";
+
+impl<'a> Counts<'a> {
+    fn read(entry: &'a str, base: UnixNs) -> Result<Self, String> {
+        let fields: Vec<&str> = entry.split(',').collect();
+        let [tag, start, length, values] = fields.as_slice() else {
+            return Err(format!("{} fields, expected whose counts, start, length and counts", fields.len()));
+        };
+        let value = |text: &'a str| {
+            let (name, count) = text.split_once('=').ok_or_else(|| format!("{text:?} is no count"))?;
+            Ok((name, count.parse().map_err(|_| format!("{text:?} is no count"))?))
+        };
+        Ok(Self {
+            tag: tag.parse().map_err(|error| format!("counts of {tag:?}: {error}"))?,
+            start: UnixNs(base.0.saturating_add(nanoseconds(start)?)),
+            length_ns: nanoseconds(length)?,
+            values: values.split(';').map(value).collect::<Result<_, String>>()?,
+        })
+    }
+
+    /// The count of that name; 0 where the log has none.
+    pub(super) fn value(&self, name: &str) -> u64 {
+        self.values.iter().find(|(known, _)| *known == name).map_or(0, |(_, count)| *count)
+    }
+}
+
+impl<'a, Tag: FromStr<Err = InvalidTag>> Interval<'a, Tag> {
     fn read(place: Place, text: &'a str, base: UnixNs) -> Result<Self, String> {
         let fields: Vec<&str> = text.split(',').collect();
         let [tag, start, length, _max, encoded] = fields.as_slice() else {
             return Err(format!("{} fields, expected tag, start, length, maximum and histogram", fields.len()));
         };
-        let tag = tag.strip_prefix("Tag=").ok_or("expected Tag=channel=…;stage=…;thread=…")?;
+        let tag = tag.strip_prefix("Tag=").ok_or("expected Tag=channel=…")?;
         Ok(Self {
             place,
             tag: tag.parse().map_err(|error| format!("tag {tag:?}: {error}"))?,
@@ -169,6 +219,9 @@ mod tests {
             Tag=channel=1;stage=publish;thread=m-0,1.000,2.000,3.000,xyz\n\
             Tag=channel=1;stage=nonsense;thread=m-0,1.000,2.000,3.000,xyz\n\
             \xff\xfe\n1.0,2.0\n#[negative channel=1;stage=publish;thread=m-0 = 4]\n#[negative x]\n\
+            #[counts channel=1;line=A,1.000,2.000,packets=x]\n\
+            #[counts channel=1;line=A,1.000,2.000,packets=7;new=9]\n\
+            Tag=channel=1;lead=A,1.000,2.000,3.000,xyz\n\
             Tag=channel=1;stage=publish;thread=m-0,1.000,2.0";
         let log = Log::read(Path::new("x.hlog"), text);
         assert_eq!(log.disclosure, [("host".to_owned(), "a = b".to_owned())]);
@@ -177,9 +230,11 @@ mod tests {
         assert!(log.intervals[0].histogram(&mut Deserializer::new()).is_err());
         assert_eq!(log.negatives.len(), 1);
         let lines: Vec<usize> = log.damage.iter().map(|damage| damage.line).collect();
-        assert_eq!(lines, [5, 6, 7, 9, 10]);
+        assert_eq!(lines, [5, 6, 7, 9, 10, 13]);
+        assert_eq!((log.counts[0].value("packets"), log.counts[0].value("missing")), (7, 0));
+        assert_eq!((log.counts.len(), log.leads.len()), (1, 1));
         let cut_at = text.len() - "Tag=channel=1;stage=publish;thread=m-0,1.000,2.0".len();
-        let expected = format!("x.hlog:10: the log ends within this line (line at byte {cut_at})");
+        let expected = format!("x.hlog:13: the log ends within this line (line at byte {cut_at})");
         assert_eq!(log.damage.last().unwrap().to_string(), expected);
     }
 

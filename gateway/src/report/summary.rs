@@ -11,9 +11,10 @@ use mdgw_feeds::{identity::ChannelId, time::UnixNs};
 use super::{
     difference::STRETCH_COUNT,
     figures::{Figures, add, empty_histogram},
+    lines::{ChannelCell, Counted, GapMark, LineReport},
     load::{ByLoad, LoadBucket, Rates},
     log::{Damage, Interval, Log, Place},
-    timeline::{Moment, Timeline},
+    timeline::{Moment, NS_PER_DAY, Timeline},
 };
 use crate::observe::stages::Stage;
 
@@ -44,7 +45,7 @@ pub struct Disclosed {
 }
 
 /// One channel.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ChannelReport {
     /// Its number.
     pub id: ChannelId,
@@ -52,6 +53,14 @@ pub struct ChannelReport {
     pub name: Option<String>,
     /// Its stages in the order of the straight line.
     pub stages: Vec<StageReport>,
+    /// What its rates count.
+    pub rate_unit: RateUnit,
+    /// What it counted.
+    pub counted: Counted,
+    /// When gaps were declared.
+    pub gaps: Vec<GapMark>,
+    /// Its lines.
+    pub lines: Vec<LineReport>,
     /// When nothing was recorded of it for long: from, until.
     pub pauses: Vec<(UnixNs, UnixNs)>,
 }
@@ -73,6 +82,27 @@ impl ChannelReport {
     }
 }
 
+/// What rates count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RateUnit {
+    /// Messages, each once.
+    Messages,
+    /// Packets of all lines: the log has no counts of messages.
+    #[default]
+    Packets,
+}
+
+impl RateUnit {
+    /// In a word.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Messages => "messages",
+            Self::Packets => "packets",
+        }
+    }
+}
+
 /// One stage of one channel, all threads together.
 #[derive(Debug)]
 pub struct StageReport {
@@ -86,6 +116,10 @@ pub struct StageReport {
     pub threads: BTreeSet<String>,
     /// How it went over time.
     pub timeline: Vec<Moment>,
+    /// Each day (UTC) for itself, by its begin, where the report has several; moments are told since midnight.
+    pub days: Vec<(UnixNs, Vec<Moment>)>,
+    /// Those days together.
+    pub time_of_day: Vec<Moment>,
     /// How it went under load, from idle to busy.
     pub load: Vec<LoadBucket>,
     /// Each run (log) for itself, in the order in which they begin.
@@ -95,6 +129,12 @@ pub struct StageReport {
 }
 
 impl Report {
+    /// Whether it spans more than a day, so that times of day come again.
+    #[must_use]
+    pub fn has_days(&self) -> bool {
+        self.end.0.saturating_sub(self.begin.0) > NS_PER_DAY
+    }
+
     /// From the content of logs; `only` picks one channel.
     #[must_use]
     pub fn of(files: &[(PathBuf, Vec<u8>)], only: Option<ChannelId>) -> Self {
@@ -108,6 +148,7 @@ impl Report {
             damage: Vec::new(),
         };
         let mut cells: BTreeMap<(ChannelId, Stage), Cell<'_>> = BTreeMap::new();
+        let mut channels: BTreeMap<ChannelId, ChannelCell<'_>> = BTreeMap::new();
         for (path, bytes) in files {
             let mut log = Log::read(path, bytes);
             report.disclose(path, std::mem::take(&mut log.disclosure));
@@ -118,23 +159,35 @@ impl Report {
                 let key = (interval.tag.channel, interval.tag.stage);
                 cells.entry(key).or_default().intervals.push((path, interval));
             }
+            for counts in log.counts.into_iter().filter(|counts| wanted(counts.tag.channel)) {
+                report.begin = report.begin.min(counts.start);
+                report.end = report.end.max(UnixNs(counts.start.0.saturating_add(counts.length_ns)));
+                channels.entry(counts.tag.channel).or_default().counts.push((path, counts));
+            }
+            for lead in log.leads.into_iter().filter(|lead| wanted(lead.tag.channel)) {
+                channels.entry(lead.tag.channel).or_default().leads.push((path, lead));
+            }
             for (tag, count) in log.negatives.into_iter().filter(|(tag, _)| wanted(tag.channel)) {
-                cells.entry((tag.channel, tag.stage)).or_default().negative_count += count;
+                let cell = cells.entry((tag.channel, tag.stage)).or_default();
+                cell.negative_count = cell.negative_count.saturating_add(count);
             }
         }
         report.begin = report.begin.min(report.end);
+        for (id, channel) in &channels {
+            report.describe(*id, channel);
+        }
         // One cell after the other, so that only its own histograms are in memory.
         let mut channel_rates: Option<(ChannelId, Rates)> = None;
-        for ((channel, stage), cell) in cells {
-            let rates = match channel_rates.take().filter(|(known, _)| *known == channel) {
+        for ((id, stage), cell) in cells {
+            let rates = match channel_rates.take().filter(|(known, _)| *known == id) {
                 Some((_, rates)) => rates,
-                None => cell.rates(),
+                None => report.begin_channel(id, &cell, channels.get(&id)),
             };
-            let pauses = cell.pauses();
             let stage = report.merge(stage, cell, &rates);
-            report.channel(channel, pauses).stages.push(stage);
-            channel_rates = Some((channel, rates));
+            report.channel(id).stages.push(stage);
+            channel_rates = Some((id, rates));
         }
+        report.channels.sort_by_key(|channel| channel.id);
         report.damage.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
         report
     }
@@ -146,18 +199,46 @@ impl Report {
         }
     }
 
-    /// `pauses`: of the stage that the channel begins with.
-    fn channel(&mut self, id: ChannelId, pauses: Vec<(UnixNs, UnixNs)>) -> &mut ChannelReport {
-        if self.channels.last().is_none_or(|last| last.id != id) {
-            let name = self.disclosures.iter().find_map(|disclosed| channel_name(&disclosed.entries, id));
-            self.channels.push(ChannelReport { id, name, stages: Vec::new(), pauses });
+    /// What the counts and leads of a channel say.
+    fn describe(&mut self, id: ChannelId, cell: &ChannelCell<'_>) {
+        let mut damage = Vec::new();
+        let lines = cell.lines(self.begin, self.end, &mut damage);
+        self.damage.append(&mut damage);
+        let channel = self.channel(id);
+        (channel.counted, channel.gaps, channel.lines) = (cell.counted(), cell.gaps(), lines);
+        if cell.intervals().any(|(_, counts)| counts.length_ns > 0) {
+            channel.rate_unit = RateUnit::Messages;
         }
-        let last = self.channels.len() - 1;
-        &mut self.channels[last]
+    }
+
+    /// How much came when, and when nothing did: from the channel's own counts, or else from the first of its stages.
+    fn begin_channel(&mut self, id: ChannelId, first: &Cell<'_>, cell: Option<&ChannelCell<'_>>) -> Rates {
+        let mut rates = Rates::default();
+        for (path, counts) in cell.into_iter().flat_map(ChannelCell::intervals) {
+            rates.add(&path.display().to_string(), counts.start, counts.length_ns, counts.value("messages"));
+        }
+        if rates.is_empty() {
+            rates = first.rates();
+        }
+        rates.sort();
+        self.channel(id).pauses = first.pauses();
+        rates
+    }
+
+    fn channel(&mut self, id: ChannelId) -> &mut ChannelReport {
+        let known = self.channels.iter().position(|channel| channel.id == id);
+        let place = known.unwrap_or_else(|| {
+            let name = self.disclosures.iter().find_map(|disclosed| channel_name(&disclosed.entries, id));
+            self.channels.push(ChannelReport { id, name, ..ChannelReport::default() });
+            self.channels.len() - 1
+        });
+        &mut self.channels[place]
     }
 
     fn merge(&mut self, stage: Stage, mut cell: Cell<'_>, rates: &Rates) -> StageReport {
         cell.sort();
+        let (days, time_of_day) =
+            if self.has_days() { (cell.days(rates), cell.time_of_day(rates)) } else { (Vec::new(), Vec::new()) };
         let mut timeline = Timeline::new(self.begin, self.end.0 - self.begin.0, cell.interval_ns_max(), rates.median());
         let mut by_load = ByLoad::default();
         let mut runs: Vec<(&Path, Histogram<u64>)> = Vec::new();
@@ -196,6 +277,8 @@ impl Report {
             negative_count: cell.negative_count,
             threads,
             timeline: timeline.into_moments(),
+            days,
+            time_of_day,
             load: by_load.buckets(),
             runs: runs.iter().map(|(_, run)| Figures::of(run)).collect(),
             stretches: stretches.iter().map(|(_, stretch)| Figures::of(stretch)).collect(),
@@ -229,8 +312,42 @@ impl Cell<'_> {
                 rates.add(&track, interval.start, interval.length_ns, histogram.len());
             }
         }
-        rates.sort();
         rates
+    }
+
+    /// Each day for itself, by its begin.
+    fn days(&self, rates: &Rates) -> Vec<(UnixNs, Vec<Moment>)> {
+        let day = |interval: &Interval<'_>| interval.start.0 / NS_PER_DAY;
+        let days = self.intervals.chunk_by(|(_, one), (_, next)| day(one) == day(next));
+        let of_day = |intervals: &[(&Path, Interval<'_>)]| {
+            let begin = intervals.first().map_or(0, |(_, interval)| day(interval) * NS_PER_DAY);
+            (UnixNs(begin), self.since_midnight(intervals.iter(), rates))
+        };
+        days.map(of_day).collect()
+    }
+
+    /// All days together.
+    fn time_of_day(&self, rates: &Rates) -> Vec<Moment> {
+        let mut intervals: Vec<_> = self.intervals.iter().collect();
+        intervals.sort_by_key(|(_, interval)| interval.start.0 % NS_PER_DAY);
+        self.since_midnight(intervals.into_iter(), rates)
+    }
+
+    fn since_midnight<'i, 'l: 'i>(
+        &self,
+        intervals: impl Iterator<Item = &'i (&'l Path, Interval<'l>)>,
+        rates: &Rates,
+    ) -> Vec<Moment> {
+        let mut timeline = Timeline::of_day(self.interval_ns_max(), rates.median());
+        let mut deserializer = Deserializer::new();
+        for (_, interval) in intervals {
+            // Damage is told where all of them are put together.
+            if let Ok(histogram) = interval.histogram(&mut deserializer) {
+                let since = UnixNs(interval.start.0 % NS_PER_DAY);
+                timeline.add(since, rates.over(interval.start, interval.length_ns), &histogram);
+            }
+        }
+        timeline.into_moments()
     }
 
     /// When no thread recorded for longer than [`PAUSE_INTERVALS`] of the usual intervals.
@@ -270,6 +387,8 @@ fn channel_name(disclosure: &[(String, String)], id: ChannelId) -> Option<String
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "made-up values")]
 pub(super) mod tests {
+    use mdgw_feeds::time::TradingDate;
+
     use super::*;
     use crate::{
         net::handle_set::ChannelIndex,
@@ -344,6 +463,14 @@ pub(super) mod tests {
         Report::of(&files, None)
     }
 
+    /// Some minutes of two days, at the same time of day.
+    pub(in crate::report) fn report_of_days() -> Report {
+        let text = String::from_utf8(plausible_log("main-0", 400, 3)).unwrap();
+        let next_day = text.replace(": 1548858600.000 (", ": 1548945000.000 (");
+        assert_ne!(text, next_day);
+        Report::of(&[(PathBuf::from("a"), text.into_bytes()), (PathBuf::from("b"), next_day.into_bytes())], None)
+    }
+
     #[test]
     fn threads_and_logs_are_merged_by_channel_and_stage() {
         let report = plausible_report();
@@ -398,6 +525,21 @@ pub(super) mod tests {
                 assert_eq!(stage.stretches.iter().map(|stretch| stretch.count).sum::<u64>(), 700);
             }
         }
+    }
+
+    #[test]
+    fn days_are_told_each_for_itself_and_over_each_other() {
+        let report = report_of_days();
+        for stage in report.channels.iter().flat_map(|channel| &channel.stages) {
+            let days: Vec<String> = stage.days.iter().map(|(day, _)| TradingDate::in_utc(*day).to_string()).collect();
+            assert_eq!(days, ["2019-01-30", "2019-01-31"]);
+            let count = |moments: &[Moment]| moments.iter().map(|moment| moment.count).sum::<u64>();
+            assert_eq!(stage.days.iter().map(|(_, moments)| count(moments)).collect::<Vec<_>>(), [1_200, 1_200]);
+            assert_eq!(count(&stage.time_of_day), 2_400);
+            assert!(stage.time_of_day.iter().all(|moment| moment.end.0 < NS_PER_DAY));
+        }
+        let one = Report::of(&[(PathBuf::from("a"), plausible_log("main-0", 7, 50))], None);
+        assert!(one.channels[0].stages[0].days.is_empty(), "a day alone is the timeline");
     }
 
     #[test]

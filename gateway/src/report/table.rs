@@ -3,8 +3,9 @@
 use std::fmt::{self, Write};
 
 use super::{
-    Comparison, Group, Report,
+    ChannelReport, Comparison, Counted, Group, Report,
     difference::SPREAD_NOTE,
+    lines::{lead_count, percent},
     quantity::{Count, Latency, QUANTILES, Share, Span, Timestamp},
 };
 
@@ -26,9 +27,10 @@ pub fn write(report: &Report, out: &mut impl Write) -> fmt::Result {
                 write!(out, "{:>10}", Latency(histogram.value_at_quantile(quantile)))?;
             }
             writeln!(out, "{:>10}{:>14}", Latency(histogram.max()), Count(histogram.len()))?;
-            negative_count += stage.negative_count;
+            negative_count = u64::saturating_add(negative_count, stage.negative_count);
         }
     }
+    report.channels.iter().try_for_each(|channel| lines(channel, out))?;
     if report.channels.is_empty() {
         writeln!(out, "\nnothing was recorded")?;
     }
@@ -40,6 +42,47 @@ pub fn write(report: &Report, out: &mut impl Write) -> fmt::Result {
         Some((_, build)) if build.starts_with("debug") => writeln!(out, "\nbuild: {build}"),
         _ => Ok(()),
     }
+}
+
+/// Which line brought what, and by how much it was ahead.
+fn lines(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
+    let Counted { messages, gaps, gap_messages, drops, .. } = channel.counted;
+    if channel.lines.is_empty() {
+        return Ok(());
+    }
+    write!(
+        out,
+        "\n{:<24}{:>10}{:>10}{:>10}{:>10}",
+        format!("{}: lines", channel.title()),
+        "packets",
+        "has",
+        "first",
+        "ahead"
+    )?;
+    writeln!(out, "{:>10}{:>10}{:>10}", "by p50", "p99", "max")?;
+    let compared = lead_count(channel.lines.iter().map(|line| line.lead));
+    for line in &channel.lines {
+        let share = |part, whole| format!("{:.1} %", percent(part, whole));
+        write!(
+            out,
+            "  {:<22}{:>10}{:>10}{:>10}{:>10}",
+            format!("line {}", line.line),
+            Count(line.packets),
+            share(line.messages(), messages),
+            share(line.won_messages, messages),
+            share(line.lead.count, compared)
+        )?;
+        let [p50_ns, _, p99_ns, ..] = line.lead.percentiles_ns;
+        writeln!(out, "{:>10}{:>10}{:>10}", Latency(p50_ns), Latency(p99_ns), Latency(line.lead.max_ns))?;
+    }
+    writeln!(
+        out,
+        "  {} messages, {} gaps declared ({} messages), {} dropped",
+        Count(messages),
+        Count(gaps),
+        Count(gap_messages),
+        Count(drops)
+    )
 }
 
 /// Writes what differs between the groups of a comparison, percentile by percentile.

@@ -31,6 +31,9 @@ pub const BURST_FACTOR: f64 = 4.0;
 
 /// Points of a timeline: more are not to be told apart in a picture.
 const MOMENTS_MAX: u64 = 240;
+/// Stretches of a day, 5 minutes: a trading day has some tens of them.
+const OF_DAY_NS: u64 = 300_000_000_000;
+pub(super) const NS_PER_DAY: u64 = 86_400_000_000_000;
 
 /// Puts intervals of all threads into stretches of one width, in the order of time.
 #[derive(Debug)]
@@ -55,6 +58,12 @@ impl Timeline {
     pub(super) fn new(begin: UnixNs, span_ns: u64, interval_ns_max: u64, per_s_usual: f64) -> Self {
         let width_ns = (span_ns / MOMENTS_MAX + 1).max(interval_ns_max).max(1);
         Self { begin, width_ns, per_s_usual, current: None, moments: Vec::new() }
+    }
+
+    /// Over the time since midnight (UTC), whatever the day.
+    pub(super) fn of_day(interval_ns_max: u64, per_s_usual: f64) -> Self {
+        let width_ns = OF_DAY_NS.max(interval_ns_max);
+        Self { begin: UnixNs(0), width_ns, per_s_usual, current: None, moments: Vec::new() }
     }
 
     /// Intervals come sorted by their start.

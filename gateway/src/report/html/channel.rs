@@ -3,6 +3,7 @@
 use std::fmt::{self, Write};
 
 use hdrhistogram::Histogram;
+use mdgw_feeds::time::{TradingDate, UnixNs};
 
 use super::{
     charts::{self, LoadLine, TimeSpan, percentiles},
@@ -11,10 +12,11 @@ use super::{
 use crate::{
     observe::stages::Stage,
     report::{
-        BURST_FACTOR, ChannelReport, LoadBucket, Report, StageReport,
+        BURST_FACTOR, ChannelReport, Counted, LoadBucket, Report, StageReport,
         chart::{STYLE_COUNT, escape},
         figures::Figures,
-        quantity::{Count, QUANTILES},
+        lines::{lead_count, percent, slice_starts},
+        quantity::{Count, QUANTILES, TimeOfDay},
     },
 };
 
@@ -66,18 +68,112 @@ pub(super) fn section(channel: &ChannelReport, report: &Report, out: &mut impl W
     }
     let whole = channel.stage(Stage::WireToWire).or_else(|| channel.stages.last());
     if let Some(stage) = whole.filter(|stage| stage.timeline.len() > 1) {
-        let span = TimeSpan::of(report.begin, &stage.timeline, &channel.pauses);
+        let span = TimeSpan::of(report.begin, &stage.timeline, channel);
         let caption = format!("{}, over time (UTC)", stage_title(stage.stage));
         figure(&caption, &charts::timeline(stage.stage, &stage.timeline, &span), out)?;
-        figure("Rate, over time (UTC)", &charts::rates(&stage.timeline, &span), out)?;
+        figure("Rate, over time (UTC)", &charts::rates(channel.rate_unit, &stage.timeline, &span), out)?;
         writeln!(
             out,
             "<p class=\"caption\">Burst: an interval in which at least {BURST_FACTOR} times as much came as in the median \
              interval. Pause: nothing was recorded for more than three intervals. Rates are means over an interval.</p>"
         )?;
     }
+    days(channel, out)?;
+    leads(channel, out)?;
     queueing(channel, out)?;
     writeln!(out, "</section>")
+}
+
+/// The last days over each other, where there are several.
+fn days(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
+    let Some(stage) = channel.stage(Stage::WireToWire).or_else(|| channel.stages.last()) else { return Ok(()) };
+    let shown = &stage.days[stage.days.len().saturating_sub(STYLE_COUNT)..];
+    if shown.len() < 2 || shown.iter().all(|(_, moments)| moments.len() < 2) {
+        return Ok(());
+    }
+    let names: Vec<String> = shown.iter().map(|(day, _)| TradingDate::in_utc(*day).to_string()).collect();
+    let lines: Vec<charts::Overlaid<'_>> = names
+        .iter()
+        .zip(shown)
+        .enumerate()
+        .map(|(style, (name, (_, moments)))| (name.as_str(), style, UnixNs(0), moments.as_slice()))
+        .collect();
+    let title = stage_title(stage.stage);
+    figure(
+        &format!("{title}, 99th percentile of each day, by time of day (UTC)"),
+        &charts::overlay(title, &lines),
+        out,
+    )?;
+    match stage.days.len() - shown.len() {
+        0 => Ok(()),
+        left_out => {
+            writeln!(out, "<p class=\"caption\">The last {STYLE_COUNT} days; {left_out} earlier ones are left out.</p>")
+        }
+    }
+}
+
+/// Which line is faster, by how much, and when.
+fn leads(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
+    if channel.lines.is_empty() {
+        return Ok(());
+    }
+    let Counted { messages, gaps, gap_messages, drops, .. } = channel.counted;
+    let compared = lead_count(channel.lines.iter().map(|line| line.lead));
+    let share = |part, whole| format!("{:.1}\u{a0}%", percent(part, whole));
+    writeln!(
+        out,
+        "<p class=\"label\">Lines</p>\n<div class=\"scroll\">\n<table>\n<thead><tr><th>line</th><th>packets</th><th>has</th>\
+         <th>first</th><th>late</th><th>ahead</th><th>by p50</th><th>p90</th><th>p99</th><th>max</th></tr></thead>\n<tbody class=\"plain\">"
+    )?;
+    for line in &channel.lines {
+        let [p50_ns, p90_ns, p99_ns, ..] = line.lead.percentiles_ns;
+        writeln!(
+            out,
+            "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+            line.line,
+            Count(line.packets),
+            share(line.messages(), messages),
+            share(line.won_messages, messages),
+            Count(line.late_messages),
+            share(line.lead.count, compared),
+            latency(p50_ns),
+            latency(p90_ns),
+            latency(p99_ns),
+            latency(line.lead.max_ns)
+        )?;
+    }
+    writeln!(
+        out,
+        "</tbody>\n</table>\n</div>\n<p class=\"caption\">{} messages; {} gaps declared ({} messages), {} dropped. Has: share of all \
+         messages that the line brought. First: that it brought before any other, or alone. Ahead: of the messages that two \
+         lines brought, those that this one brought first, and by how much. Late: after their gap had been declared.</p>",
+        Count(messages),
+        Count(gaps),
+        Count(gap_messages),
+        Count(drops)
+    )?;
+    let slices = slice_starts(&channel.lines);
+    if slices.len() < 2 {
+        return Ok(());
+    }
+    figure("Lead of each line, over time (UTC)", &charts::leads(&channel.title(), &channel.lines), out)?;
+    writeln!(out, "<div class=\"scroll\">\n<table>\n<thead><tr><th>from</th>")?;
+    for line in &channel.lines {
+        write!(out, "<th>{} ahead</th><th>by p50</th><th>p99</th>", line.line)?;
+    }
+    writeln!(out, "</tr></thead>\n<tbody class=\"plain\">")?;
+    for (start, _) in slices {
+        let compared = lead_count(channel.lines.iter().map(|line| line.lead_at(start)));
+        write!(out, "<tr><th scope=\"row\">{}</th>", TimeOfDay(start))?;
+        for line in &channel.lines {
+            let lead = line.lead_at(start);
+            let [p50_ns, _, p99_ns, ..] = lead.percentiles_ns;
+            let ahead = share(lead.count, compared);
+            write!(out, "<td>{ahead}</td><td>{}</td><td>{}</td>", latency(p50_ns), latency(p99_ns))?;
+        }
+        writeln!(out, "</tr>")?;
+    }
+    writeln!(out, "</tbody>\n</table>\n</div>")
 }
 
 /// Where packets wait, and how long, by how much comes.
@@ -103,7 +199,11 @@ fn queueing(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
             picked.into_iter().map(|(name, style, pick)| LoadLine { name, style, buckets: &stage.load, pick })
         })
         .collect();
-    figure("Queueing: latency by packets a second", &charts::load(&channel.title(), &lines), out)?;
+    figure(
+        &format!("Queueing: latency by {} a second", channel.rate_unit.name()),
+        &charts::load(&channel.title(), &lines),
+        out,
+    )?;
     writeln!(out, "<div class=\"scroll\">\n<table>\n<thead><tr><th>load</th><th>stage</th><th>intervals</th>")?;
     QUANTILES.iter().try_for_each(|(_, name)| write!(out, "<th>{name}</th>"))?;
     writeln!(out, "<th>max</th></tr></thead>\n<tbody class=\"plain\">")?;

@@ -1,16 +1,17 @@
 //! The drawings of a page.
 
 use hdrhistogram::Histogram;
-use mdgw_feeds::time::UnixNs;
+use mdgw_feeds::time::{TradingDate, UnixNs};
 
 use super::{latency, stage_title};
 use crate::{
     observe::stages::Stage,
     report::{
-        LoadBucket, Moment,
+        ChannelReport, LineReport, LoadBucket, Moment, RateUnit,
         chart::{Axis, Band, BandKind, Chart, Series, Size},
         figures::Figures,
         quantity::{Count, TimeOfDay},
+        timeline::NS_PER_DAY,
     },
 };
 
@@ -35,7 +36,7 @@ pub(super) fn percentiles(label: &str, lines: &[(String, usize, &Histogram<u64>)
             let point = |nines: f64| (nines, position(histogram.value_at_quantile(1.0 - 10_f64.powf(-nines))));
             let mut points: Vec<(f64, f64)> = (0..steps).map(|step| point(step as f64 * NINES_STEP)).collect();
             points.push((end, position(histogram.max())));
-            Series { name: name.clone(), style: *style, points, notes: Vec::new() }
+            Series { name: name.clone(), style: *style, points, notes: Vec::new(), joins_within: f64::INFINITY }
         })
         .collect();
     let (min, max) = lines.iter().fold((u64::MAX, 0), |(min, max), (_, _, histogram)| {
@@ -60,12 +61,13 @@ pub(super) struct TimeSpan {
 }
 
 impl TimeSpan {
-    /// Of one stage's timeline, with the pauses of its channel.
+    /// Of one stage's timeline, with what stood out in its channel.
     #[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
-    pub(super) fn of(begin: UnixNs, moments: &[Moment], pauses: &[(UnixNs, UnixNs)]) -> Self {
+    pub(super) fn of(begin: UnixNs, moments: &[Moment], channel: &ChannelReport) -> Self {
         let length_ns = moments.last().map_or(1, |last| last.end.0.saturating_sub(begin.0)).max(1);
         let at = |time: UnixNs| time.0.saturating_sub(begin.0) as f64;
-        let pauses = pauses.iter().map(|(from, until)| Band {
+        let unit = channel.rate_unit.name();
+        let pauses = channel.pauses.iter().map(|(from, until)| Band {
             kind: BandKind::Pause,
             from: at(*from),
             until: at(*until),
@@ -75,9 +77,15 @@ impl TimeSpan {
             kind: BandKind::Burst,
             from: at(moment.start),
             until: at(moment.end),
-            note: format!("{} burst: {} a second", TimeOfDay(moment.start), per_s(moment.per_s_max)),
+            note: format!("{} burst: {} {unit} a second", TimeOfDay(moment.start), per_s(moment.per_s_max)),
         });
-        Self { begin, length_ns, bands: pauses.chain(bursts).collect() }
+        let gaps = channel.gaps.iter().map(|gap| Band {
+            kind: BandKind::Gap,
+            from: at(gap.start),
+            until: at(gap.start),
+            note: format!("{} gaps declared: {}, {} messages", TimeOfDay(gap.start), gap.gaps, Count(gap.messages)),
+        });
+        Self { begin, length_ns, bands: pauses.chain(bursts).chain(gaps).collect() }
     }
 
     #[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
@@ -89,6 +97,13 @@ impl TimeSpan {
     fn at(&self, moment: &Moment) -> f64 {
         moment.start.0.saturating_sub(self.begin.0) as f64
     }
+}
+
+/// So far apart that nothing was recorded for some stretches in between.
+#[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
+fn joins_within(moments: &[Moment]) -> f64 {
+    let width_ns = moments.first().map_or(0, |moment| moment.end.0 - moment.start.0);
+    STRETCHES_JOINED.saturating_mul(width_ns) as f64
 }
 
 /// Median, tail and maximum over time.
@@ -104,6 +119,7 @@ pub(super) fn timeline(stage: Stage, moments: &[Moment], span: &TimeSpan) -> Cha
                 format!("{time} {name} {value}, {} packets", Count(moment.count))
             })
             .collect(),
+        joins_within: joins_within(moments),
     };
     let low = moments.iter().map(|moment| moment.p50_ns).min().unwrap_or(1);
     let high = moments.iter().map(|moment| moment.max_ns).max().unwrap_or(1);
@@ -122,18 +138,20 @@ pub(super) fn timeline(stage: Stage, moments: &[Moment], span: &TimeSpan) -> Cha
 }
 
 /// How much came over time.
-pub(super) fn rates(moments: &[Moment], span: &TimeSpan) -> Chart {
+pub(super) fn rates(unit: RateUnit, moments: &[Moment], span: &TimeSpan) -> Chart {
+    let unit = unit.name();
     let max = moments.iter().map(|moment| moment.per_s_max).fold(0.0, f64::max);
-    let note = |moment: &Moment| format!("{} {} a second", TimeOfDay(moment.start), per_s(moment.per_s_max));
+    let note = |moment: &Moment| format!("{} {} {unit} a second", TimeOfDay(moment.start), per_s(moment.per_s_max));
     Chart {
         label: "Rate over time".to_owned(),
         x: span.axis(),
         y: Axis::from_zero(max, short_count),
         series: vec![Series {
-            name: "a second, in the busiest interval".to_owned(),
+            name: format!("{unit} a second, in the busiest interval"),
             style: 0,
             points: moments.iter().map(|moment| (span.at(moment), moment.per_s_max)).collect(),
             notes: moments.iter().map(note).collect(),
+            joins_within: joins_within(moments),
         }],
         bands: span.bands.clone(),
         size: Size::Low,
@@ -165,6 +183,7 @@ pub(super) fn overlay(label: &str, lines: &[Overlaid<'_>]) -> Chart {
                 format!("{name}: {} p99 {}", TimeOfDay(UnixNs(since(origin, moment))), latency(moment.p99_ns))
             })
             .collect(),
+        joins_within: joins_within(moments),
     });
     let length_ns = end.saturating_sub(begin).max(1);
     Chart {
@@ -204,6 +223,7 @@ pub(super) fn load(label: &str, lines: &[LoadLine<'_>]) -> Chart {
             .iter()
             .map(|bucket| format!("{name}: {} at {}", latency(pick(&bucket.figures)), bucket_title(bucket)))
             .collect(),
+        joins_within: f64::INFINITY,
     });
     Chart {
         label: format!("{label}: latency against load"),
@@ -212,6 +232,47 @@ pub(super) fn load(label: &str, lines: &[LoadLine<'_>]) -> Chart {
         series: series.collect(),
         bands: Vec::new(),
         size: Size::Full,
+    }
+}
+
+/// By how much each line was ahead, over time: the median of each slice.
+#[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
+pub(super) fn leads(label: &str, lines: &[LineReport]) -> Chart {
+    let slices = || lines.iter().flat_map(|line| &line.slices);
+    let begin = slices().map(|slice| slice.start).min().unwrap_or(UnixNs(0));
+    let end = slices().map(|slice| slice.end).max().unwrap_or(UnixNs(1));
+    let low = slices().map(|slice| slice.lead.percentiles_ns[0]).min().unwrap_or(1);
+    let high = slices().map(|slice| slice.lead.percentiles_ns[0]).max().unwrap_or(1);
+    let series = lines.iter().map(|line| Series {
+        name: format!("line {} ahead by", line.line),
+        style: usize::from(line.line.0),
+        points: line
+            .slices
+            .iter()
+            .map(|slice| {
+                let middle = u64::midpoint(slice.start.0, slice.end.0) - begin.0;
+                (middle as f64, position(slice.lead.percentiles_ns[0]))
+            })
+            .collect(),
+        notes: line
+            .slices
+            .iter()
+            .map(|slice| {
+                let ahead = latency(slice.lead.percentiles_ns[0]);
+                format!("{} line {} ahead by {ahead}", TimeOfDay(slice.start), line.line)
+            })
+            .collect(),
+        // A slice in which the line never led is a hole.
+        joins_within: line.slices.first().map_or(0.0, |slice| 1.5 * (slice.end.0 - slice.start.0) as f64),
+    });
+    let length_ns = end.0.saturating_sub(begin.0).max(1);
+    Chart {
+        label: format!("{label}: lead of each line over time"),
+        x: Axis { min: 0.0, max: length_ns as f64, ticks: time_ticks(begin, length_ns) },
+        y: Axis::latency(low, high, latency_tick),
+        series: series.collect(),
+        bands: Vec::new(),
+        size: Size::Low,
     }
 }
 
@@ -230,14 +291,16 @@ fn midpoint(from: u64, until: u64) -> f64 {
 /// Round times of day, at most seven of them.
 #[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
 fn time_ticks(begin: UnixNs, span_ns: u64) -> Vec<(f64, String)> {
-    const STEPS_S: [u64; 16] = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 86_400];
+    const STEPS_S: [u64; 15] = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400];
     let fits = STEPS_S.into_iter().find(|step| span_ns / (step * NS_PER_SECOND) < 7);
-    let step_ns = fits.unwrap_or(span_ns / NS_PER_SECOND / 6 + 1) * NS_PER_SECOND;
+    // Whole days, where there are so many.
+    let step_ns = fits.map_or((span_ns / NS_PER_DAY / 7 + 1) * NS_PER_DAY, |step| step * NS_PER_SECOND);
+    let text = |time| if fits.is_some() { TimeOfDay(time).to_string() } else { TradingDate::in_utc(time).to_string() };
     let first = begin.0.div_ceil(step_ns) * step_ns;
     let times = (0..8).map(|index| first + index * step_ns);
     times
         .take_while(|time| *time <= begin.0 + span_ns)
-        .map(|time| ((time - begin.0) as f64, TimeOfDay(UnixNs(time)).to_string()))
+        .map(|time| ((time - begin.0) as f64, text(UnixNs(time))))
         .collect()
 }
 
@@ -273,6 +336,8 @@ fn per_s(rate: f64) -> Count {
 
 /// Points of a percentile curve, per ten times fewer values.
 const NINES_STEP: f64 = 0.02;
+/// Of a timeline, that a line may go on over.
+const STRETCHES_JOINED: u64 = 4;
 const NS_PER_SECOND: u64 = 1_000_000_000;
 
 #[cfg(test)]
@@ -287,5 +352,7 @@ mod tests {
             assert!(ticks.len() <= 8, "{seconds}: {ticks:?}");
         }
         assert_eq!(time_ticks(begin, 20 * NS_PER_SECOND)[0].1, "14:30:05");
+        let days: Vec<String> = time_ticks(begin, 4 * NS_PER_DAY).into_iter().map(|(_, text)| text).collect();
+        assert_eq!(days, ["2019-01-31", "2019-02-01", "2019-02-02", "2019-02-03"]);
     }
 }

@@ -11,10 +11,11 @@ use super::{charts, figure, latency, stage_title};
 use crate::{
     observe::stages::Stage,
     report::{
-        ChannelReport, Comparison, Difference, Group, Verdict,
+        ChannelReport, Comparison, Difference, Group, Moment, StageReport, Verdict,
         chart::{STYLE_COUNT, escape},
         difference::SPREAD_NOTE,
         quantity::{QUANTILES, Share, Timestamp},
+        timeline::NS_PER_DAY,
     },
 };
 
@@ -141,8 +142,9 @@ fn overlays(comparison: &Comparison, id: ChannelId, out: &mut impl Write) -> fmt
     let lines: Vec<charts::Overlaid<'_>> = shown
         .iter()
         .filter_map(|(index, group, channel)| {
-            let moments = channel.stage(Stage::WireToWire)?.timeline.as_slice();
-            (!moments.is_empty()).then_some((group.name.as_str(), *index, origins.of(group), moments))
+            let stage = channel.stage(Stage::WireToWire)?;
+            let (origin, moments) = origins.of(group, stage);
+            (!moments.is_empty()).then_some((group.name.as_str(), *index, origin, moments))
         })
         .collect();
     if lines.len() > 1 && lines.iter().any(|(.., moments)| moments.len() > 1) {
@@ -159,7 +161,7 @@ enum Origins {
     Begin,
 }
 
-/// By time of day where every group shares some of it with the first, else from their begins on.
+/// By time of day where every group shares some of it with the first, or has several days; else from their begins on.
 fn origins(comparison: &Comparison) -> Origins {
     let span = |group: &Group| {
         let begin = group.report.begin.0 % NS_PER_DAY;
@@ -171,14 +173,17 @@ fn origins(comparison: &Comparison) -> Origins {
         let (other_begin, other_end) = span(group);
         other_begin < end && begin < other_end
     };
-    if others.iter().all(meets) { Origins::Midnight } else { Origins::Begin }
+    let has_days = comparison.groups.iter().any(|group| group.report.has_days());
+    if has_days || others.iter().all(meets) { Origins::Midnight } else { Origins::Begin }
 }
 
 impl Origins {
-    fn of(self, group: &Group) -> UnixNs {
+    /// Where a group's time begins, and how it went from there; several days are laid over each other.
+    fn of<'s>(self, group: &Group, stage: &'s StageReport) -> (UnixNs, &'s [Moment]) {
         match self {
-            Self::Midnight => UnixNs(group.report.begin.0 / NS_PER_DAY * NS_PER_DAY),
-            Self::Begin => group.report.begin,
+            Self::Midnight if group.report.has_days() => (UnixNs(0), &stage.time_of_day),
+            Self::Midnight => (UnixNs(group.report.begin.0 / NS_PER_DAY * NS_PER_DAY), &stage.timeline),
+            Self::Begin => (group.report.begin, &stage.timeline),
         }
     }
 
@@ -273,5 +278,3 @@ pub(super) fn disclosures(comparison: &Comparison, out: &mut impl Write) -> fmt:
     }
     writeln!(out, "</tbody>\n</table>\n</div>\n</section>")
 }
-
-const NS_PER_DAY: u64 = 86_400_000_000_000;
