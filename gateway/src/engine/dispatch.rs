@@ -204,7 +204,7 @@ impl Default for DispatchConfig {
             quota_packets: 64,
             spin_ns: 50_000,
             stall_ns_max: 50_000,
-            inbox_messages_max: 64,
+            inbox_messages_max: 512,
         }
     }
 }

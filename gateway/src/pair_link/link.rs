@@ -545,8 +545,9 @@ const DIAL_INTERVAL_NS: u64 = 100_000_000;
 const DIAL_PATIENCE: Duration = Duration::from_millis(50);
 /// Positions come every few tens of milliseconds; a connection on which nothing does is dead.
 const SILENCE_NS_MAX: u64 = 1_000_000_000;
-/// Less than the room in a channel's inbox; the rest is asked for at once.
-const GAP_PACKETS_MAX: usize = 32;
+/// Less than the room in a channel's inbox; the rest is asked for at once. A gateway that comes back in the middle of a day waits
+/// for so many packets at a time: with 32 it was the waiting that took its time.
+const GAP_PACKETS_MAX: usize = 256;
 /// Connections that have not proved the key.
 const PENDING_MAX: usize = 4;
 const READS_PER_TURN: usize = 64;

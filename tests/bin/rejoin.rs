@@ -1,0 +1,147 @@
+//! How soon a gateway that lost everything is level with its peer again, in the middle of a day with many open orders.
+//!
+//! `MDGW_PROGRAM=target/release/mdgw cargo run --release -p mdgw-tests --bin rejoin -- [--orders 1000000] [--trials 5] [--packets 4000]`
+//!
+//! Two gateways on this host, a made-up Nasdaq day at `--packets` a second that works up to so many open orders and stays
+//! there. Then, again and again, the gateway that doesn't lead is killed, its folder emptied, and started: until it runs,
+//! until it lacks less than a second of its peer's messages, until it stands for election (which takes two seconds of being
+//! level).
+
+use std::{
+    env,
+    fmt::Write as _,
+    fs,
+    io::{BufWriter, Write as _},
+    path::Path,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use mdgw::standin::itch_generator::{ItchDay, ItchGenerator, write_day_file};
+use mdgw_publog::Reader;
+use mdgw_tests::{
+    elected::ElectedPair,
+    process::Signal,
+    site::{Site, Wanted, text},
+};
+
+fn main() -> ExitCode {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let (text, code) = match run(&args) {
+        Ok(text) => (text, 0),
+        Err(error) => (format!("rejoin: {error}\n"), 2),
+    };
+    let written = std::io::stdout().write_all(text.as_bytes());
+    if written.is_ok() { ExitCode::from(code) } else { ExitCode::from(2) }
+}
+
+fn run(args: &[String]) -> Result<String, String> {
+    let number = |name: &str, default: u32| match args.iter().position(|arg| arg == name) {
+        Some(at) => args.get(at + 1).and_then(|text| text.parse().ok()).ok_or_else(|| format!("{name} N")),
+        None => Ok(default),
+    };
+    let (orders, trials) = (number("--orders", 1_000_000)?, number("--trials", 5)?);
+    let packets = number("--packets", 4_000)?;
+
+    let mut wanted = Wanted::itch();
+    let room = orders + orders / 4;
+    wanted.channel =
+        format!("orders_max = {room}\nlevels_max = 1000000\ninstruments_max = 8001\ngap_timeout_us = 2000\n");
+    (wanted.segment_bytes, wanted.retention_bytes) = (64 << 20, 8 << 30);
+    let mut pair = ElectedPair::new(wanted);
+    let day_file = pair.sites[0].path("S013019-v50.txt.itch");
+    // Trials take some seconds each, in which a packet brings about a dozen messages.
+    let after = u64::from(trials) * 15 * u64::from(packets) * 12;
+    let (filled_at, messages) = write_day(&day_file, orders, after)?;
+
+    pair.start(1);
+    pair.start(2);
+    let leader = pair.leader();
+    pair.wait_until_stands(3 - leader);
+    let first = &pair.sites[0];
+    let (requests, rate) = (first.requests.to_string(), packets.to_string());
+    let feed = ["--capture", text(&day_file), "--rate", &rate, "--request-server", &requests, "--linger-s", "600"];
+    let feed = first.sim(&feed);
+    let mut log = LeadersLog::open(&pair.sites[usize::from(leader) - 1])?;
+    while log.reach() < filled_at {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let mut report = format!("{orders} open orders after {filled_at} of {messages} messages\n");
+    report.push_str("trial   at message   it runs   level within a second   it stands   (ms)\n");
+    for trial in 1..=trials {
+        let back = 3 - leader;
+        pair.kill(back);
+        for name in ["log", "state.json", "latency"] {
+            let path = pair.sites[usize::from(back) - 1].path(name);
+            let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            removed.map_err(|error| format!("remove {}: {error}", path.display()))?;
+        }
+        let at = log.reach();
+        let begun = Instant::now();
+        pair.start(back);
+        let runs = begun.elapsed();
+        let (mut level, mut stands) = (None, None);
+        while stands.is_none() {
+            let status = pair.status(back).ok_or("the gateway that came back doesn't answer")?;
+            let joining = &status["details"]["joining"];
+            let lacks = joining["behind_messages"].as_u64().unwrap_or(u64::MAX);
+            let is_there = joining["channels_missing"] == 0 && joining.is_object() && log.reach() > at;
+            if is_there && lacks < u64::from(packets) * 12 {
+                level.get_or_insert_with(|| begun.elapsed());
+            } else {
+                level = None;
+            }
+            if status["role"] == "candidate" {
+                stands = Some(begun.elapsed());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let shown = |time: Option<Duration>| {
+            time.map_or_else(|| "-".to_owned(), |time| format!("{:.0}", time.as_secs_f64() * 1e3))
+        };
+        let [runs, level, stands] = [Some(runs), level, stands].map(shown);
+        let _ = writeln!(report, "{trial:>5}   {at:>10}   {runs:>7}   {level:>21}   {stands:>9}");
+    }
+    let _ = writeln!(report, "the feed at the end: message {}", log.reach());
+    let _ended = feed.end_by(Signal::Terminate);
+    Ok(report)
+}
+
+/// A day that works up to `orders` open orders; after how many messages it has them, and how many there are in all.
+fn write_day(path: &Path, orders: u32, after: u64) -> Result<(u64, u64), String> {
+    let endless = ItchDay { live_orders: orders + orders / 50, message_count: u64::MAX, ..ItchDay::default() };
+    let (mut generator, mut message) = (ItchGenerator::new(endless), Vec::new());
+    while generator.live_orders() < orders {
+        generator.next_message(&mut message);
+    }
+    let filled_at = generator.made();
+    let day = ItchDay { message_count: filled_at + after, ..endless };
+    let written = fs::File::create(path).and_then(|file| {
+        let mut writer = BufWriter::new(file);
+        let count = write_day_file(&mut ItchGenerator::new(day), &mut writer)?;
+        writer.flush()?;
+        Ok(count)
+    });
+    written.map(|count| (filled_at, count)).map_err(|error| format!("write {}: {error}", path.display()))
+}
+
+/// How far the leader has come.
+struct LeadersLog {
+    reader: Reader,
+    next: u64,
+}
+
+impl LeadersLog {
+    fn open(site: &Site) -> Result<Self, String> {
+        let directory = site.path("log").join("1");
+        let reader = Reader::open(&directory, 1).map_err(|error| format!("read {}: {error}", directory.display()))?;
+        Ok(Self { reader, next: 0 })
+    }
+
+    fn reach(&mut self) -> u64 {
+        while let Some(entry) = self.reader.next() {
+            self.next = entry.next;
+        }
+        self.next
+    }
+}
