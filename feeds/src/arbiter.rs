@@ -367,11 +367,11 @@ impl Arbiter {
         self.recovery.as_mut()?.poll_request()
     }
 
-    /// The peer has no more of what it was asked for, or can't be asked. The next one is asked with the next deadline.
-    pub fn peer_answered(&mut self, now: MonoNs) {
+    /// The peer has no more of what it was asked for from `asked` on, or can't be asked. The next one is asked with the next deadline.
+    pub fn peer_answered(&mut self, asked: Sequence, now: MonoNs) {
         let gap = self.front_gap();
         if let (Some(recovery), Some(gap)) = (&mut self.recovery, gap) {
-            recovery.peer_answered(gap, now);
+            recovery.peer_answered(asked, gap, now);
         }
     }
 

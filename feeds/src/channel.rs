@@ -127,9 +127,9 @@ impl Channel {
         each_kind!(&mut self.0, line => line.poll_request(request))
     }
 
-    /// The peer has sent all that it has of what it was asked for, or can't be asked.
-    pub fn peer_answered(&mut self, now: MonoNs) {
-        each_kind!(&mut self.0, line => line.peer_answered(now));
+    /// The peer has sent all that it has of what it was asked for from `asked` on, or can't be asked.
+    pub fn peer_answered(&mut self, asked: Sequence, now: MonoNs) {
+        each_kind!(&mut self.0, line => line.peer_answered(asked, now));
     }
 
     /// The gateway that publishes has declared a gap of that numbering. Consumers' books are wrong since, so these are in

@@ -176,10 +176,13 @@ impl Recovery {
         }
     }
 
-    /// The peer has sent all that it has of what it was asked for, or can't be asked; `gap` is left. If it brought anything,
-    /// it is asked for the rest; if not, the server is next.
-    pub fn peer_answered(&mut self, gap: Gap, now: MonoNs) {
-        let Some(active) = self.active.as_mut().filter(|active| active.request.of == Asked::Peer) else { return };
+    /// The peer has sent all that it has of what it was asked for from `asked` on, or can't be asked; `gap` is left. If it
+    /// brought anything, it is asked for the rest; if not, the server is next.
+    ///
+    /// The answer to an earlier question, late or given a second time, says nothing of what is asked now.
+    pub fn peer_answered(&mut self, asked: Sequence, gap: Gap, now: MonoNs) {
+        let is_asked = |active: &&mut Active| active.request.of == Asked::Peer && active.request.first == asked;
+        let Some(active) = self.active.as_mut().filter(is_asked) else { return };
         if gap.first() > active.request.first {
             if !self.ask(gap, 1, now) {
                 self.expire(now);
@@ -316,12 +319,12 @@ mod tests {
         let mut recovery = recovery(2, 1);
         recovery.begin(gap(5, 9), MonoNs(0));
         assert_eq!(recovery.poll_request().unwrap().of, Asked::Peer);
-        recovery.peer_answered(gap(5, 9), MonoNs(7));
+        recovery.peer_answered(Sequence(5), gap(5, 9), MonoNs(7));
         assert_eq!(recovery.next_deadline(), Some(MonoNs(7)));
         assert_eq!(recovery.on_deadline(gap(5, 9), MonoNs(7)), Verdict::Wait);
         assert_eq!(recovery.poll_request().unwrap().of, Asked::Server);
         // What it says now is about something else.
-        recovery.peer_answered(gap(5, 9), MonoNs(8));
+        recovery.peer_answered(Sequence(5), gap(5, 9), MonoNs(8));
         assert_eq!(recovery.next_deadline(), Some(MonoNs(7 + 10 * T)));
         assert_eq!(recovery.on_deadline(gap(5, 9), MonoNs(7 + 10 * T)), Verdict::GiveUp);
     }
@@ -331,9 +334,13 @@ mod tests {
         let mut recovery = recovery(1, 1);
         recovery.begin(gap(5, 9), MonoNs(0));
         assert!(recovery.poll_request().is_some());
-        recovery.peer_answered(gap(7, 9), MonoNs(1));
+        recovery.peer_answered(Sequence(5), gap(7, 9), MonoNs(1));
         let request = recovery.poll_request().unwrap();
         assert_eq!((request.of, request.first), (Asked::Peer, Sequence(7)));
+        // The first question's answer once more: it had been asked twice.
+        let deadline = recovery.next_deadline();
+        recovery.peer_answered(Sequence(5), gap(7, 9), MonoNs(2));
+        assert_eq!((recovery.next_deadline(), recovery.poll_request()), (deadline, None));
         recovery.gap_changed(None);
         assert!(!recovery.is_active());
     }

@@ -21,7 +21,8 @@
 //! - [`session_latch`]: the core over a line of places that sessions keep.
 //! - [`peer`]: what gateways of one group say to each other beside the store.
 //! - [`quorum`]: the core and the voters that need no store.
-//! - [`placement`]: who should publish which group, where several gateways share several.
+//! - [`placement`]: who should publish which group, where several gateways share several; [`placer`]: what follows for each group's
+//!   election.
 //! - [`auth`]: the shared key and what proves that a message is authentic and new.
 //! - [`latch`]: the face towards the gateway, after the pattern that is known as leader latch.
 //!
@@ -45,6 +46,7 @@ pub mod latch;
 pub mod lease;
 pub mod peer;
 pub mod placement;
+pub mod placer;
 pub mod quorum;
 pub mod record;
 pub mod register;

@@ -10,6 +10,7 @@ mod election;
 mod group;
 mod kernel_guard;
 mod log_keeping;
+mod placer;
 mod pool;
 mod report;
 mod takeovers;
@@ -32,6 +33,7 @@ use self::{
     condition::{Condition, ConditionWatch, PeerFitness, lock},
     election::{Around, PeerNews, PeerWay},
     kernel_guard::KernelGuard,
+    placer::{Placer, Spread},
     pool::RunningPool,
     takeovers::TakeoverWatch,
     vigil::{HeldPage, Vigil},
@@ -93,6 +95,7 @@ pub struct Gateway {
     link: Option<PairLink>,
     peer_way: PeerWay,
     peer_news: Option<PeerNews>,
+    placer: Option<Placer>,
     peer_fitness: PeerFitness,
     condition: ConditionWatch,
     takeovers: TakeoverWatch,
@@ -286,6 +289,7 @@ impl Gateway {
             link: None,
             peer_way,
             peer_news: None,
+            placer: None,
             peer_fitness: PeerFitness::default(),
             condition: ConditionWatch::default(),
             takeovers,
@@ -393,7 +397,7 @@ impl Gateway {
         self.elections.get(&group)
     }
 
-    /// Links it to the other gateway of its pair; where messages for that one are left and found.
+    /// Links it to the other gateways; where messages for them are left and found.
     ///
     /// # Errors
     /// When it can't listen. A peer that isn't there yet is no error.
@@ -430,14 +434,22 @@ impl Gateway {
     /// When the key can't be read, or the gateway can't listen.
     pub fn link_as_configured(&mut self, config: &Resolved) -> Result<(), GatewayError> {
         let Some(election) = &config.election else { return Ok(()) };
-        let Some(link @ LinkConfig { listen, peer, key_file, .. }) = &election.link else { return Ok(()) };
+        let Some(link @ LinkConfig { listen, peers, key_file, .. }) = &election.link else { return Ok(()) };
         let failed = |why: String| GatewayError::Io {
-            act: "link to the other gateway".to_owned(),
+            act: "link to the other gateways".to_owned(),
             source: std::io::Error::other(why),
         };
         let key = SharedKey::load(key_file).map_err(|error| failed(error.to_string()))?;
-        let ends = PairEnds { listen: *listen, peer: *peer, key, period_ns: election.timing.renew_ns };
+        let ends = PairEnds {
+            listen: *listen,
+            peers: peers.clone(),
+            key,
+            period_ns: election.timing.renew_ns.min(TELL_NS_MAX),
+        };
         self.link(ends).map_err(|error| failed(error.to_string()))?;
+        if election.spread && self.elections.len() > 1 {
+            self.placer = Some(self.spread_groups(election.timing.lease_ns)?);
+        }
         let incarnation = Incarnation(self.epoch.count());
         let member = Member { node: NodeId(self.node), name: election.name.clone(), incarnation };
         if let Some(page) = self.page.take() {
@@ -445,6 +457,14 @@ impl Gateway {
             self.vigil = Some(Vigil::start(page, link, member, election, &self.elections, kernel)?);
         }
         Ok(())
+    }
+
+    fn spread_groups(&self, lease_ns: u64) -> Result<Placer, GatewayError> {
+        let load =
+            |group| self.group(group).map_or(0, |desk| u32::try_from(desk.channels().count()).unwrap_or(u32::MAX));
+        let elections = self.elections.iter().map(|(group, election)| (*group, (election.clone(), load(*group))));
+        let spread = Spread { node: NodeId(self.node), lease_ns, elections: elections.collect() };
+        Placer::start(spread).map_err(GatewayError::io("start the thread that spreads groups"))
     }
 
     /// What is known of the other gateway, if this one listens to it.
@@ -544,7 +564,9 @@ impl Gateway {
     /// When latency logs or state could not be written to their end; everything has ended all the same.
     pub fn stop(self) -> Result<GatewayReport, GatewayError> {
         self.note_all(&Change::Stopped);
-        let Self { epoch, elections, pools, standby, link, peer_news, vigil, latency, cold, audit, control, .. } = self;
+        let Self { epoch, elections, pools, standby, link, peer_news, placer, .. } = self;
+        let Self { vigil, latency, cold, audit, control, .. } = self;
+        drop(placer);
         // First of all: another gateway leads on while this one still ends.
         elections.values().for_each(LeaderLatch::close);
         drop(control);
@@ -580,3 +602,6 @@ fn left_at(pipeline: &ChannelPipeline) -> Option<LeftAt> {
     let session = Session::from_bytes(numbering.session)?;
     Some(LeftAt { session, next: numbering.settled, has_ended: numbering.has_ended })
 }
+
+/// Positions are told at least so often, however long the lease: whether a leader is heard is judged by them.
+const TELL_NS_MAX: u64 = 20_000_000;

@@ -1,7 +1,7 @@
-//! The link between the two gateways of a pair: TCP, each message authenticated.
+//! The links between the gateways of a pair, or of more: TCP to each of the others, each message authenticated.
 //!
 //! ```text
-//!   board (positions, windows) ──► link thread ◄──TCP──► the other gateway's
+//!   board (positions, windows) ──► link thread ◄──TCP──► that of each other gateway
 //!   election, sentinel ◄──queues──► │   │ ◄──datagrams──►
 //!                                   │   └──► mismatch watch ──► publication log
 //!                                   └──► board: what the peer has published
@@ -11,9 +11,12 @@
 //!
 //! What it deliberately does not do: encrypt (positions are no secret), or decide anything.
 //!
-//! The gateway with the lower listening address dials. A new connection takes the place of the old one only when its first
-//! message has proved the key, so nobody without it can cut the link.
+//! Of two gateways the one with the lower listening address dials. A new connection takes the place of the old one only when
+//! its first message has proved the key, so nobody without it can cut a link; it also tells whose it is, by number.
+//!
+//! A gap is asked of one of the others, in turn among those that are far enough; all else is told to all, or to whom it is for.
 
+mod connection;
 mod desk;
 pub mod framing;
 mod link;
@@ -22,5 +25,5 @@ pub mod mismatch;
 mod question;
 
 pub use desk::{PairCounts, PairDesk, PeerChannel};
-pub use link::{Channels, PairEnds, PairLink, PairLinkConfig, PairLinkError, PairParts};
+pub use link::{Channels, PairEnds, PairLink, PairLinkConfig, PairLinkError, PairParts, PeerEnd};
 pub use question::ask_positions;

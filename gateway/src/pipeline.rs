@@ -118,8 +118,8 @@ pub enum ChannelMessage {
     FenceMoved(u64),
     /// A datagram of the venue's that the peer had, as an answer to a [`PeerGap`].
     Recovered(Box<[u8]>),
-    /// The answer's end: the peer has no more.
-    PeerAnswered,
+    /// The answer's end: the peer has no more of what it was asked for from there on.
+    PeerAnswered(Sequence),
     /// The gateway that leads has published a gap of that numbering.
     PeerDeclaredGap(Session),
 }
@@ -166,8 +166,14 @@ impl PeerGaps {
         self.queue.pop()
     }
 
+    /// Whether there is a peer to ask. Without room the question is lost like one on the wire, and asked again after its
+    /// time-out: it says nothing of what the peer has.
     fn ask(&self, gap: PeerGap) -> bool {
-        self.is_linked.load(Relaxed) && self.queue.push(gap).is_ok()
+        let is_linked = self.is_linked.load(Relaxed);
+        if is_linked {
+            let _no_room = self.queue.push(gap);
+        }
+        is_linked
     }
 }
 
@@ -407,7 +413,7 @@ impl ChannelPipeline {
                     // Who joins waits for the link to come up once; then the next one who may have it is asked.
                     self.waits_for_link &= !is_asked;
                     if !is_asked && !self.waits_for_link {
-                        self.channel.peer_answered(mono_now());
+                        self.channel.peer_answered(first, mono_now());
                     }
                     is_asked
                 }
@@ -545,7 +551,7 @@ impl ChannelHandler for ChannelPipeline {
                 self.sink.flush();
                 self.publisher.send_from(&mut self.sink, &self.fence, buffers, context.io);
             }
-            ChannelMessage::PeerAnswered => self.channel.peer_answered(context.now),
+            ChannelMessage::PeerAnswered(asked) => self.channel.peer_answered(asked, context.now),
             ChannelMessage::PeerDeclaredGap(session) => self.channel.peer_declared_gap(session),
         }
         self.after(context.now);

@@ -326,7 +326,7 @@ fn the_leader_learns_whether_its_output_is_heard() {
             let place = first.log().last().map(LogEntry::until);
             place.is_some() && first.board().published == place && second.board().ready == place
         });
-        let told = || desk.peer(CHANNEL).map(|told| told.positions).unwrap_or_default();
+        let told = || desk.told(CHANNEL).first().map(|told| told.positions).unwrap_or_default();
         wait_until("the standby hears its own probes", || told().hears_probe);
         if is_cut {
             assert_eq!(told().heard, None, "the standby hears itself, and nothing of the leader");

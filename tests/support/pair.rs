@@ -13,7 +13,7 @@ use mdgw::{
     config::Resolved,
     election::auth::SharedKey,
     gateway::{Beginning, Gateway, GatewayReport, GroupDesk, Leadership, Overrides},
-    pair_link::{PairDesk, PairEnds},
+    pair_link::{PairDesk, PairEnds, PeerEnd},
     standby::ChannelBoard,
 };
 use mdgw_feeds::{
@@ -161,10 +161,11 @@ pub fn link(members: [&mut Member; 2]) -> [Arc<PairDesk>; 2] {
     let mut addresses = [(a, b), (b, a)].into_iter();
     let desks = members.map(|member| {
         let (listen, peer) = addresses.next().expect("two members");
-        let ends = PairEnds { listen, peer, key: SharedKey::new(&[7; 32]), period_ns: 5_000_000 };
+        let peers = vec![PeerEnd { node: None, address: peer }];
+        let ends = PairEnds { listen, peers, key: SharedKey::new(&[7; 32]), period_ns: 5_000_000 };
         Arc::clone(member.gateway.link(ends).expect("the link starts"))
     });
-    wait_until("the gateways meet", || desks.iter().all(|desk| desk.peer_node().is_some()));
+    wait_until("the gateways meet", || desks.iter().all(|desk| !desk.peer_nodes().is_empty()));
     desks
 }
 
@@ -208,9 +209,13 @@ impl LogEntry {
 /// Everything in a site's publication log.
 #[must_use]
 pub fn log_entries(site: &Site) -> Vec<LogEntry> {
-    let Ok(mut reader) = Reader::open(site.path("log").join(CHANNEL.0.to_string()), CHANNEL.0) else {
-        return Vec::new();
-    };
+    let reader = Reader::open(site.path("log").join(CHANNEL.0.to_string()), CHANNEL.0);
+    reader.map(entries_of).unwrap_or_default()
+}
+
+/// Everything that a reader finds.
+#[must_use]
+pub fn entries_of(mut reader: Reader) -> Vec<LogEntry> {
     let mut entries = Vec::new();
     while let Some(entry) = reader.next() {
         let Some(session) = Session::from_bytes(entry.session) else { continue };
@@ -385,7 +390,9 @@ impl Consumer {
 }
 
 impl Told {
-    fn of(output: &Output<'_>) -> Option<Self> {
+    /// What a consumer has to remember of it.
+    #[must_use]
+    pub fn of(output: &Output<'_>) -> Option<Self> {
         let session = output.session;
         Some(match output.item {
             Item::Message { header, body } => {

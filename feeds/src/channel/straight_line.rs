@@ -316,8 +316,8 @@ impl<C: Core> StraightLine<C> {
         }
     }
 
-    pub(super) fn peer_answered(&mut self, now: MonoNs) {
-        self.arbiter.peer_answered(now);
+    pub(super) fn peer_answered(&mut self, asked: Sequence, now: MonoNs) {
+        self.arbiter.peer_answered(asked, now);
     }
 
     /// It may be ahead, in a session that has not begun here.

@@ -1,11 +1,12 @@
 //! What a configuration would run, in words: what `mdgw check` prints.
 
 use std::{
+    collections::BTreeSet,
     fmt::{self, Write},
     path::Path,
 };
 
-use mdgw_feeds::channel::SchemaSet;
+use mdgw_feeds::{channel::SchemaSet, identity::GroupId};
 
 use super::{
     host::Findings,
@@ -188,9 +189,11 @@ fn explain_election(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     let peers: Vec<String> = election.peers.iter().map(|peer| format!("{} (node {})", peer.name, peer.node)).collect();
     let preferred = election.preferred.map_or_else(String::new, |node| format!("; preferred: node {node}"));
     writeln!(out, "  with       {}{preferred}", if peers.is_empty() { "nobody".to_owned() } else { peers.join(", ") })?;
+    explain_groups(config, election, out)?;
     match &election.link {
         Some(link) => {
-            write!(out, "  link       {} to {}; sentinel: {}", link.listen, link.peer, link.sentinel)?;
+            let peers: Vec<String> = link.peers.iter().map(|peer| peer.address.to_string()).collect();
+            write!(out, "  link       {} to {}; sentinel: {}", link.listen, peers.join(", "), link.sentinel)?;
             match link.hang_limit_ns {
                 Some(limit_ns) => writeln!(out, ", kills a leader that hangs for {}", Nanoseconds(limit_ns))?,
                 None => writeln!(out)?,
@@ -217,6 +220,26 @@ fn explain_election(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     }
     let mark = config.output_mark();
     writeln!(out, "  revision   {}, output {:016x}", mark.revision, mark.hash)
+}
+
+/// Where they are, if there are several.
+fn explain_groups(config: &Resolved, election: &ElectionConfig, out: &mut impl Write) -> fmt::Result {
+    let groups: BTreeSet<GroupId> = config.channels.iter().map(|channel| channel.group).collect();
+    if groups.len() < 2 {
+        return Ok(());
+    }
+    write!(out, "  groups     {}, ", groups.len())?;
+    if election.spread && election.link.is_some() {
+        let (gateways, tenure) = (election.peers.len() + 1, Nanoseconds(election.tenure_ns));
+        writeln!(
+            out,
+            "spread by channels over up to {gateways} gateways; one moves by hand-over, after at least {tenure}"
+        )
+    } else if election.preferred.is_some() {
+        writeln!(out, "all on the preferred gateway where it is as fit")
+    } else {
+        writeln!(out, "each where it was taken first, until its leader is gone or less fit")
+    }
 }
 
 fn explain_backend(backend: &Backend) -> String {

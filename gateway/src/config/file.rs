@@ -228,6 +228,10 @@ pub struct Election {
     pub revision: Written<i64>,
     /// Number of the gateway that is to lead where it can.
     pub preferred: Written<i64>,
+    /// Whether groups are spread over the gateways.
+    pub spread: Written<bool>,
+    /// Least tenure before leadership moves by itself.
+    pub tenure_ms: Written<i64>,
     /// Core of the election threads.
     pub core: Written<i64>,
     /// SCHED_FIFO priority, 0 for none.
@@ -267,9 +271,9 @@ pub struct FileStore {
 pub struct Link {
     /// Address and port of this gateway's end.
     pub listen: Written<String>,
-    /// Address and port of the other one's.
+    /// Address and port of the other one's, where there is one.
     pub peer: Written<String>,
-    /// File of the key that both share.
+    /// File of the key that all share.
     pub key_file: Written<String>,
     /// Who tells the other gateway of this one's death: `started`, `none`, or the socket of one that the service manager
     /// has started.
@@ -375,6 +379,8 @@ pub struct Peer {
     pub node: Written<i64>,
     /// Its `election.name`.
     pub name: Written<String>,
+    /// Address and port of its end of the link.
+    pub link: Written<String>,
 }
 
 /// `[latency]`

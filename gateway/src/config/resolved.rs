@@ -19,13 +19,14 @@ pub use crate::net::sockets::Interface;
 use crate::net::{probe::IoChoice, sockets::Stamps};
 use crate::{
     election::{
-        access::{EtcdConfig, ZooKeeperConfig},
+        access::{EtcdConfig, ZooKeeperConfig, ZooKeeperMode},
         emergent::Founding,
         identity::{NodeId, NodeName},
         lease::OnSuspended,
         timing::LeaseTiming,
     },
     engine::dispatch::{DispatchConfig, PromotionPolicy, ThreadConfig, WaitPolicy},
+    pair_link::PeerEnd,
 };
 
 /// All of it.
@@ -383,7 +384,7 @@ pub struct ElectionConfig {
     pub name: NodeName,
     /// The other gateways that may lead.
     pub peers: Vec<PeerConfig>,
-    /// The link to the other gateway of the pair; without it there is no hand-over and no promise.
+    /// The links to the other gateways; without them there is no hand-over and no promise.
     pub link: Option<LinkConfig>,
     /// Checked: no two leases can overlap.
     pub timing: LeaseTiming,
@@ -393,6 +394,10 @@ pub struct ElectionConfig {
     pub revision: u64,
     /// Who is to lead where it can.
     pub preferred: Option<NodeId>,
+    /// Whether groups are spread over the gateways.
+    pub spread: bool,
+    /// A leader doesn't hand over by itself before it has led for so long; doubles with each such move.
+    pub tenure_ns: u64,
     /// Core of the election threads; never one of a pool's.
     pub core: Option<usize>,
     /// SCHED_FIFO priority, if the threads are to have one.
@@ -403,16 +408,16 @@ pub struct ElectionConfig {
     pub kernel_fence: bool,
 }
 
-/// Ends of the link between the two gateways of a pair.
+/// Ends of the links to the other gateways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkConfig {
     /// This gateway's.
     pub listen: SocketAddrV4,
-    /// The other one's.
-    pub peer: SocketAddrV4,
+    /// Those of the others.
+    pub peers: Vec<PeerEnd>,
     /// File of the shared key.
     pub key_file: PathBuf,
-    /// Who tells the other gateway of this one's death.
+    /// Who tells the other gateways of this one's death.
     pub sentinel: SentinelChoice,
     /// After how long without progress the sentinel kills a gateway that leads.
     pub hang_limit_ns: Option<u64>,
@@ -468,6 +473,18 @@ pub enum Backend {
     Quorum(QuorumConfig),
     /// Nobody: the oldest member leads.
     Emergent(MembershipConfig),
+}
+
+impl Backend {
+    /// Whether its leaders hand over by themselves, so that groups can be spread.
+    #[must_use]
+    pub fn moves_groups(&self) -> bool {
+        match self {
+            Self::File(_) | Self::Etcd(_) => true,
+            Self::ZooKeeper(zookeeper) => zookeeper.mode == ZooKeeperMode::Lease,
+            Self::Quorum(_) | Self::Emergent(_) => false,
+        }
+    }
 }
 
 /// How this gateway becomes a member of each group. That a split can have two leaders has been allowed.

@@ -15,6 +15,7 @@ use crate::election::{
     emergent::Founding,
     record::ConfigurationMark,
 };
+use crate::pair_link::PeerEnd;
 
 /// A key, such as `channel.nasdaq.line.A.group`, and its value in the file's notation.
 pub type Setting = (String, String);
@@ -213,7 +214,12 @@ impl List {
     fn election(&mut self, election: &ElectionConfig) {
         if let Some(link) = &election.link {
             self.push("election.link.listen", quoted(link.listen));
-            self.push("election.link.peer", quoted(link.peer));
+            for PeerEnd { node, address } in &link.peers {
+                match node {
+                    Some(node) => self.push(&format!("election.peer.{node}.link"), quoted(address)),
+                    None => self.push("election.link.peer", quoted(address)),
+                }
+            }
             self.push("election.link.key_file", quoted(link.key_file.display()));
             self.push("election.link.sentinel", quoted(&link.sentinel));
             self.push("election.link.hang_limit_ms", link.hang_limit_ns.unwrap_or(0) / 1_000_000);
@@ -288,6 +294,8 @@ impl List {
             if let Some(node) = election.preferred {
                 list.push("preferred", node);
             }
+            list.push("spread", election.spread);
+            list.push("tenure_ms", election.tenure_ns / 1_000_000);
             if let Some(core) = election.core {
                 list.push("core", core);
             }

@@ -71,6 +71,8 @@ pub enum Input<E> {
     Pin(Pin),
     /// Admit that gateway as a candidate, by hand.
     Admit(NodeId, NodeName),
+    /// Where leadership belongs, seen over all groups. Cores that don't hand over by themselves leave it aside.
+    Placed(Place),
     /// Release what is held and stand no more.
     Close,
 }
@@ -93,6 +95,7 @@ impl Input<Infallible> {
             Self::Drained { positions } => Input::Drained { positions },
             Self::Pin(pin) => Input::Pin(pin),
             Self::Admit(node, name) => Input::Admit(node, name),
+            Self::Placed(place) => Input::Placed(place),
             Self::Close => Input::Close,
         }
     }
@@ -156,6 +159,16 @@ pub enum Pin {
     Free,
     /// It doesn't. A leader still ends its own lease where it must.
     Pinned,
+}
+
+/// Where the leadership of a group belongs, where several gateways share several groups. A wish: it decides who is
+/// handed the lead and who tries first, never who may.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// Who should lead; its leader hands over to it, after the least tenure.
+    pub home: Option<NodeId>,
+    /// Who should follow when the present leader is gone.
+    pub successor: Option<NodeId>,
 }
 
 /// Why a leadership ended.
@@ -222,6 +235,23 @@ pub struct View {
     pub pin: Pin,
     /// Why this gateway doesn't stand, or doesn't renew.
     pub obstacle: Option<Obstacle>,
+    /// How fit this gateway is.
+    pub fitness: Fitness,
+    /// Whether it could lead, were it handed the lead; like `peers`, of cores that move leadership by themselves.
+    pub can_lead: bool,
+    /// What the others have said of themselves.
+    pub peers: BTreeMap<NodeId, PeerView>,
+}
+
+/// What another gateway last said of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PeerView {
+    /// When.
+    pub heard_at: MonoNs,
+    /// How fit it is.
+    pub fitness: Fitness,
+    /// Whether it stands, is admitted, and publishes the same.
+    pub can_lead: bool,
 }
 
 /// Why a gateway does not stand, or does not renew.

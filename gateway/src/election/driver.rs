@@ -32,7 +32,7 @@ use self::{
     thread::ElectionThread,
 };
 use super::{
-    core::{CloseReason, Core, Input, Notice, Pin, Role, View},
+    core::{CloseReason, Core, Input, Notice, Pin, Place, Role, View},
     fitness::{Fitness, Standing},
     identity::{Member, NodeId, NodeName},
     latch::{Closed, HandOverError, LeaderLatch, Listener, ListenerId},
@@ -260,6 +260,11 @@ impl Election {
     /// Whether the hot threads get on.
     pub fn set_progress(&self, progress: super::core::Progress) {
         (self.tell)(Input::Progress(progress));
+    }
+
+    /// Where leadership belongs, seen over all groups.
+    pub fn set_place(&self, place: Place) {
+        (self.tell)(Input::Placed(place));
     }
 
     /// By hand: that gateway may stand.

@@ -395,7 +395,7 @@ impl Core for Emergent {
             Input::Close => self.close(now),
             Input::Fitness(fitness) => self.fitness = fitness,
             // Nobody is admitted by hand, and the pair link has no say.
-            Input::Time | Input::Peer { .. } | Input::Admit(..) => {}
+            Input::Time | Input::Peer { .. } | Input::Admit(..) | Input::Placed(_) => {}
         }
         self.advance(now);
         std::mem::take(&mut self.outputs)
@@ -435,6 +435,8 @@ impl Core for Emergent {
             connection: self.connection,
             pin: self.pin,
             obstacle: self.obstacle.clone(),
+            fitness: self.fitness,
+            ..View::default()
         }
     }
 }

@@ -42,7 +42,9 @@ use self::{
     promises::Promised,
 };
 use super::{
-    core::{CloseReason, ConnectionState, Core, Input, Notice, Obstacle, Output, Pin, Progress, Role, View},
+    core::{
+        CloseReason, ConnectionState, Core, Input, Notice, Obstacle, Output, PeerView, Pin, Place, Progress, Role, View,
+    },
     fitness::{Fitness, Standing},
     identity::{Member, NodeId, NodeName},
     peer::{DeathNotice, PeerMessage, PeerState},
@@ -64,7 +66,7 @@ pub struct LeaseConfig {
     pub configuration: ConfigurationMark,
     /// While the connection is in doubt.
     pub on_suspended: OnSuspended,
-    /// Who is to lead where it can.
+    /// Who is to lead where it can; what [`Input::Placed`] names comes before it.
     pub preferred: Option<NodeId>,
     /// The highest epoch in this gateway's own log.
     pub own_epoch: Epoch,
@@ -95,6 +97,15 @@ pub struct MovesConfig {
     pub settled_ns: u64,
 }
 
+impl MovesConfig {
+    /// The default, but for the least tenure.
+    #[must_use]
+    pub fn with_tenure(tenure_ns: u64) -> Self {
+        let default = Self::default();
+        Self { tenure_ns, tenure_ns_max: default.tenure_ns_max.max(tenure_ns), ..default }
+    }
+}
+
 impl Default for MovesConfig {
     /// A quarter of a second, 10 s, 5 min, an hour.
     fn default() -> Self {
@@ -121,6 +132,8 @@ pub struct Lease {
     prepared: Option<Prepared>,
     peers: BTreeMap<NodeId, HeardPeer>,
     deaths: Vec<DeathNotice>,
+    /// When the last of them was heard.
+    death_heard: MonoNs,
     admitted: BTreeMap<NodeId, NodeName>,
     fitness: Fitness,
     standing: Standing,
@@ -132,6 +145,7 @@ pub struct Lease {
     /// Until when a send may be under way that was checked before the fence closed.
     sends_end: MonoNs,
     pin: Option<Pin>,
+    place: Place,
     obstacle: Option<Obstacle>,
     foreign: Option<String>,
     /// Number of the last swap or question: none is used twice.
@@ -235,6 +249,7 @@ impl Lease {
             prepared: None,
             peers: BTreeMap::new(),
             deaths: Vec::new(),
+            death_heard: MonoNs(0),
             admitted: BTreeMap::new(),
             fitness: Fitness::default(),
             standing: Standing::Joins,
@@ -244,6 +259,7 @@ impl Lease {
             opened: Epoch::default(),
             sends_end: MonoNs(0),
             pin: None,
+            place: Place::default(),
             obstacle: None,
             foreign: None,
             numbers: 0,
@@ -583,6 +599,7 @@ impl Core for Lease {
             Input::HandOver(target) => self.on_hand_over(now, target),
             Input::Drained { positions } => self.on_drained(positions),
             Input::Pin(pin) => self.pin = Some(pin),
+            Input::Placed(place) => self.place = place,
             Input::Admit(node, name) => {
                 self.admitted.insert(node, name);
             }
@@ -631,11 +648,27 @@ impl Core for Lease {
             connection: self.connection,
             pin: if record.is_some_and(|record| record.pinned) { Pin::Pinned } else { Pin::Free },
             obstacle: self.obstacle.clone(),
+            fitness: self.fitness,
+            can_lead: self.could_lead(),
+            peers: self.peers.iter().map(|(node, peer)| (*node, self.peer_view(peer))).collect(),
         }
     }
 }
 
 impl Lease {
+    fn peer_view(&self, HeardPeer { state, heard_at }: &HeardPeer) -> PeerView {
+        let Member { node, name, .. } = &state.member;
+        let named = self.knowledge.record().map_or(&self.config.candidates, |record| &record.candidates);
+        let can_lead = state.standing == Standing::Stands && named.get(node) == Some(name) && self.is_level_with(state);
+        PeerView { heard_at: *heard_at, fitness: state.fitness, can_lead }
+    }
+
+    /// Whether a gateway publishes what this one does, or something newer.
+    fn is_level_with(&self, peer: &PeerState) -> bool {
+        let (theirs, ours) = (peer.configuration, self.config.configuration);
+        (theirs.hash, theirs.output_version) == (ours.hash, ours.output_version) || theirs.revision > ours.revision
+    }
+
     /// When a decision will be due.
     fn next_turn(&self) -> Option<MonoNs> {
         let must_read = self.asked.must_read || !self.knowledge.is_read();

@@ -10,6 +10,8 @@
 //! **As few moves as possible.** A group stays where it is while its holder is fit and within its share. What has to move
 //! goes to the gateway that its name prefers (rendezvous hashing), of those with room: so a gateway that comes back
 //! finds much the same groups, and nobody else's move.
+//!
+//! **What a gateway isn't fit for** it doesn't get, and keeps its other groups. A pinned group stays where it is.
 
 use std::collections::BTreeMap;
 
@@ -26,6 +28,8 @@ pub struct Placed {
     pub load: u32,
     /// Who publishes it now.
     pub holder: Option<NodeId>,
+    /// It doesn't move by itself.
+    pub pinned: bool,
 }
 
 /// A gateway that may publish.
@@ -37,15 +41,21 @@ pub struct Host {
     pub capacity: u32,
 }
 
-/// Where each group should be. Empty without a host.
+/// Where each group should be. `may`: whether that gateway could publish that group; one that nobody could has no place.
 #[must_use]
-pub fn place(groups: &[Placed], hosts: &[Host]) -> BTreeMap<GroupId, NodeId> {
+pub fn place(groups: &[Placed], hosts: &[Host], may: impl Fn(GroupId, NodeId) -> bool) -> BTreeMap<GroupId, NodeId> {
     let mut rooms = Rooms::new(groups, hosts);
     let mut places = BTreeMap::new();
     let mut moving = Vec::new();
-    for group in in_order(groups, |group| group.holder) {
+    let (pinned, free): (Vec<Placed>, Vec<Placed>) =
+        groups.iter().partition(|group| group.pinned && group.holder.is_some_and(|holder| rooms.has(holder)));
+    for group in &pinned {
+        places.extend(group.holder.map(|holder| (group.group, holder)));
+        group.holder.into_iter().for_each(|holder| rooms.add(holder, group.load));
+    }
+    for group in in_order(&free, |group| group.holder) {
         match group.holder {
-            Some(holder) if rooms.take(holder, group.load) => {
+            Some(holder) if may(group.group, holder) && rooms.take(holder, group.load) => {
                 places.insert(group.group, holder);
             }
             _ => moving.push(*group),
@@ -53,11 +63,16 @@ pub fn place(groups: &[Placed], hosts: &[Host]) -> BTreeMap<GroupId, NodeId> {
     }
     // Heavy ones first: light ones fill up what they leave.
     for group in in_order(&moving, |_| None).into_iter().rev() {
-        let mut wishes: Vec<NodeId> = rooms.nodes().collect();
+        let mut wishes: Vec<NodeId> = rooms.nodes().filter(|node| may(group.group, *node)).collect();
         wishes.sort_by_key(|node| std::cmp::Reverse((affinity(group.group, *node), *node)));
-        if let Some(node) = wishes.into_iter().find(|node| rooms.take(*node, group.load)) {
-            places.insert(group.group, node);
-        }
+        let with_room = wishes.iter().copied().find(|node| rooms.take(*node, group.load));
+        // Those that may have their share: more of it for the one with the least.
+        let node = with_room.or_else(|| {
+            let node = wishes.into_iter().min_by_key(|node| rooms.taken(*node))?;
+            rooms.add(node, group.load);
+            Some(node)
+        });
+        places.extend(node.map(|node| (group.group, node)));
     }
     places
 }
@@ -89,6 +104,21 @@ impl Rooms {
         Self(hosts.iter().map(|host| (host.node, Room { taken: 0, share: share(host) })).collect())
     }
 
+    fn has(&self, node: NodeId) -> bool {
+        self.0.contains_key(&node)
+    }
+
+    fn taken(&self, node: NodeId) -> u64 {
+        self.0.get(&node).map_or(0, |room| room.taken)
+    }
+
+    /// Whether there is room or not.
+    fn add(&mut self, node: NodeId, load: u32) {
+        if let Some(room) = self.0.get_mut(&node) {
+            room.taken += u64::from(load.max(1));
+        }
+    }
+
     fn nodes(&self) -> impl Iterator<Item = NodeId> {
         self.0.keys().copied()
     }
@@ -117,7 +147,11 @@ mod tests {
     use super::*;
 
     fn groups(count: u16) -> Vec<Placed> {
-        (1..=count).map(|group| Placed { group: GroupId(group), load: 1, holder: None }).collect()
+        (1..=count).map(|group| Placed { group: GroupId(group), load: 1, holder: None, pinned: false }).collect()
+    }
+
+    fn anywhere(_: GroupId, _: NodeId) -> bool {
+        true
     }
 
     fn hosts(nodes: &[u8]) -> Vec<Host> {
@@ -144,19 +178,42 @@ mod tests {
     #[test]
     fn six_groups_lie_two_by_two_and_only_those_of_the_dead_one_move() {
         let groups = groups(6);
-        let first = place(&groups, &hosts(&[1, 2, 3]));
+        let first = place(&groups, &hosts(&[1, 2, 3]), anywhere);
         assert!(counts(&first).values().all(|count| *count == 2), "{first:?}");
-        let second = place(&held(&groups, &first), &hosts(&[1, 3]));
+        let second = place(&held(&groups, &first), &hosts(&[1, 3]), anywhere);
         assert!(counts(&second).values().all(|count| *count == 3), "{second:?}");
         assert!(moved(&first, &second).iter().all(|group| first.get(group) == Some(&NodeId(2))));
-        let third = place(&held(&groups, &second), &hosts(&[1, 2, 3]));
+        let third = place(&held(&groups, &second), &hosts(&[1, 2, 3]), anywhere);
         assert_eq!(moved(&second, &third).len(), 2, "what the third one's share needs");
         assert!(counts(&third).values().all(|count| *count == 2), "{third:?}");
     }
 
     #[test]
+    fn who_is_not_fit_for_a_group_loses_that_one_alone() {
+        let groups = groups(6);
+        let first = place(&groups, &hosts(&[1, 2, 3]), anywhere);
+        let (bad, node) = first.iter().map(|(group, node)| (*group, *node)).next().unwrap();
+        let second = place(&held(&groups, &first), &hosts(&[1, 2, 3]), |group, at| (group, at) != (bad, node));
+        assert_eq!(moved(&first, &second), [bad]);
+        let nobody = place(&held(&groups, &first), &hosts(&[1, 2, 3]), |group, _| group != bad);
+        assert_eq!(nobody.get(&bad), None);
+        assert_eq!(nobody.len(), 5);
+    }
+
+    #[test]
+    fn a_pinned_group_stays_and_counts() {
+        let mut all = groups(6);
+        let holders = all.iter().map(|group| (group.group, NodeId(1))).collect();
+        all = held(&all, &holders);
+        all.iter_mut().take(4).for_each(|group| group.pinned = true);
+        let places = place(&all, &hosts(&[1, 2, 3]), anywhere);
+        assert_eq!(moved(&holders, &places), [GroupId(5), GroupId(6)]);
+        assert_eq!(counts(&places)[&NodeId(1)], 4);
+    }
+
+    #[test]
     fn without_a_fit_gateway_nothing_is_placed() {
-        assert!(place(&groups(3), &[]).is_empty());
+        assert!(place(&groups(3), &[], anywhere).is_empty());
     }
 
     proptest! {
@@ -168,11 +225,14 @@ mod tests {
             let groups: Vec<Placed> = loads
                 .iter()
                 .zip(1_u16..)
-                .map(|((load, holder), group)| Placed { group: GroupId(group), load: *load, holder: holder.map(NodeId) })
+                .map(|((load, holder), group)| {
+                    let group = GroupId(group);
+                    Placed { group, load: *load, holder: holder.map(NodeId), pinned: false }
+                })
                 .collect();
             let hosts: Vec<Host> =
                 capacities.iter().map(|(node, capacity)| Host { node: NodeId(*node), capacity: *capacity }).collect();
-            let places = place(&groups, &hosts);
+            let places = place(&groups, &hosts, anywhere);
             prop_assert_eq!(places.len(), groups.len());
             let total: u64 = groups.iter().map(|group| u64::from(group.load.max(1))).sum();
             let capacity: u64 = hosts.iter().map(|host| u64::from(host.capacity.max(1))).sum();
@@ -186,7 +246,60 @@ mod tests {
             // Nothing is left to move, whoever asks and in whatever order the groups are listed.
             let mut again = held(&groups, &places);
             again.reverse();
-            prop_assert_eq!(place(&again, &hosts), places);
+            prop_assert_eq!(place(&again, &hosts, anywhere), places);
+        }
+
+        #[test]
+        fn moves_made_one_by_one_lead_to_what_was_meant_at_first(
+            loads in prop::collection::vec((0_u32..20, 0_u8..6), 1..20),
+            capacities in prop::collection::btree_map(0_u8..6, 0_u32..4, 1..6),
+            order in any::<u64>(),
+        ) {
+            let mut groups: Vec<Placed> = groups(20).into_iter().zip(&loads).map(|(group, (load, holder))| {
+                Placed { load: *load, holder: Some(NodeId(*holder)), ..group }
+            }).collect();
+            let hosts: Vec<Host> =
+                capacities.iter().map(|(node, capacity)| Host { node: NodeId(*node), capacity: *capacity }).collect();
+            let meant = place(&groups, &hosts, anywhere);
+            let mut order = order;
+            loop {
+                let wanted = place(&groups, &hosts, anywhere);
+                prop_assert_eq!(&wanted, &meant);
+                let to_move = |group: &Placed| group.holder != wanted.get(&group.group).copied();
+                let movable: Vec<usize> = (0..groups.len()).filter(|index| to_move(&groups[*index])).collect();
+                if movable.is_empty() {
+                    break;
+                }
+                order = order.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let next = movable[usize::try_from(order >> 33).unwrap() % movable.len()];
+                groups[next].holder = wanted.get(&groups[next].group).copied();
+            }
+        }
+
+        #[test]
+        fn where_some_are_unfit_for_some_groups_moves_come_to_an_end(
+            loads in prop::collection::vec((0_u32..20, 0_u8..6, any::<u8>()), 1..20),
+            nodes in prop::collection::btree_set(0_u8..6, 1..6),
+            order in any::<u64>(),
+        ) {
+            let mut groups: Vec<Placed> = groups(20).into_iter().zip(&loads).map(|(group, (load, holder, _))| {
+                Placed { load: *load, holder: Some(NodeId(*holder)), ..group }
+            }).collect();
+            let may = |group: GroupId, node: NodeId| loads[usize::from(group.0) - 1].2 >> node.0 & 1 == 1;
+            let hosts = hosts(&nodes.into_iter().collect::<Vec<_>>());
+            let mut order = order;
+            for moves in 0.. {
+                prop_assert!(moves <= 2 * groups.len(), "groups move to and fro");
+                let wanted = place(&groups, &hosts, may);
+                let to_move = |group: &Placed| wanted.get(&group.group).is_some_and(|node| group.holder != Some(*node));
+                let movable: Vec<usize> = (0..groups.len()).filter(|index| to_move(&groups[*index])).collect();
+                if movable.is_empty() {
+                    break;
+                }
+                order = order.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let next = movable[usize::try_from(order >> 33).unwrap() % movable.len()];
+                groups[next].holder = wanted.get(&groups[next].group).copied();
+            }
         }
     }
 }

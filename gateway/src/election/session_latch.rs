@@ -246,7 +246,12 @@ impl SessionLatch {
                 self.leaving = Leaving::Closing;
             }
             // Here the line alone decides.
-            Input::Time | Input::Peer { .. } | Input::HandOver(_) | Input::Drained { .. } | Input::Admit(..) => {}
+            Input::Time
+            | Input::Peer { .. }
+            | Input::HandOver(_)
+            | Input::Drained { .. }
+            | Input::Admit(..)
+            | Input::Placed(_) => {}
         }
     }
 
@@ -525,6 +530,8 @@ impl Core for SessionLatch {
             connection: self.connection,
             pin: self.pin,
             obstacle: self.hindrance().or_else(|| self.obstacle.clone()),
+            fitness: self.fitness,
+            ..View::default()
         }
     }
 

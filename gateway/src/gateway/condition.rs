@@ -24,12 +24,13 @@ use crate::{
         auth::SharedKey,
         driver::Election,
         fitness::{Fitness, FitnessClass, Standing},
+        identity::NodeId,
         latch::LeaderLatch as _,
     },
-    pair_link::{PairDesk, ask_positions, message::ChannelPositions},
+    pair_link::{PairDesk, PeerEnd, ask_positions, message::ChannelPositions},
     standby::{
         Board, ChannelBoard, Hearing,
-        fitness::{ChannelLook, FitnessLook, FitnessWatch},
+        fitness::{ChannelLook, FitnessLook, FitnessWatch, is_well},
         join::{JoinLook, JoinProgress, JoinWatch, Windows},
     },
 };
@@ -44,8 +45,8 @@ pub(super) struct Condition {
 /// For whoever asks: the newest of each group.
 pub(super) type Conditions = Arc<Mutex<BTreeMap<GroupId, Condition>>>;
 
-/// How fit the other gateway has told that it is, group by group.
-pub(super) type PeerFitness = Arc<Mutex<BTreeMap<GroupId, Fitness>>>;
+/// How fit the other gateways have told that they are, group by group.
+pub(super) type PeerFitness = Arc<Mutex<BTreeMap<(GroupId, NodeId), Fitness>>>;
 
 /// Looks at all groups.
 #[derive(Debug, Default)]
@@ -100,8 +101,8 @@ impl ConditionWatch {
         let look = JoinLook {
             has_peer: is_early || has_leader,
             channels: channels.iter().map(|channel| (channel.own.ready, channel.theirs)).collect(),
-            fitness: (fitness, lock(around.peer_fitness).get(&group).copied().unwrap_or_default()),
-            windows: around.windows(),
+            fitness: (fitness, around.fittest_peer(group)),
+            windows: around.windows(desk),
         };
         let joining = if is_early && !has_leader { watch.join.progress() } else { watch.join.look(&look, now) };
         watch.tell(group, joining, now);
@@ -158,40 +159,54 @@ impl Surroundings<'_> {
     }
 
     fn is_linked(&self) -> bool {
-        self.pair.is_some_and(|pair| pair.peer_node().is_some())
+        self.pair.is_some_and(|pair| !pair.peer_nodes().is_empty())
+    }
+
+    /// How fit the fittest of the peers is that are there.
+    fn fittest_peer(&self, group: GroupId) -> Fitness {
+        let linked = self.pair.map(PairDesk::peer_nodes).unwrap_or_default();
+        let told = lock(self.peer_fitness);
+        let of_linked = linked.into_iter().filter_map(|node| told.get(&(group, NodeId(node))).copied());
+        of_linked.max_by_key(Fitness::class).unwrap_or_default()
+    }
+
+    /// What peers have told of a channel that is not too old.
+    fn told(&self, channel: ChannelId, now: MonoNs) -> Vec<ChannelPositions> {
+        let told = self.pair.map(|pair| pair.told(channel)).unwrap_or_default();
+        told.into_iter().filter(|told| now.since(told.at) < self.silence_ns()).map(|told| told.positions).collect()
     }
 
     fn channels(&self, desk: &GroupDesk, now: MonoNs) -> Vec<Seen> {
         let seen = |channel| {
             let own = self.board.get(channel)?;
-            let told = self.pair.filter(|_| self.is_linked()).and_then(|pair| pair.peer(channel));
-            let told = told.filter(|told| now.since(told.at) < self.silence_ns()).map(|told| told.positions);
+            let told = self.told(channel, now);
             let is_on_wire = own.packets > 0 && now.since(own.heard_at) < self.silence_ns();
-            let tells = told.is_some_and(|told| told.published.is_some());
+            let tells = told.iter().any(|told| told.published.is_some());
             // Where the link is to tell of the peer, a leader without a link is one to be succeeded.
             let leader_is_heard =
-                if self.pair.is_some() { told.is_some() && (is_on_wire || tells) } else { is_on_wire };
-            let peer_state = match told {
-                Some(told) => ChannelState::from_number(told.state),
-                None => leader_is_heard.then_some(ChannelState::Live),
+                if self.pair.is_some() { !told.is_empty() && (is_on_wire || tells) } else { is_on_wire };
+            // Of several peers, what the best one has, and whatever any of them has heard.
+            let peer_state = match told.as_slice() {
+                [] => leader_is_heard.then_some(ChannelState::Live),
+                told => {
+                    let states = told.iter().filter_map(|told| ChannelState::from_number(told.state));
+                    states.max_by_key(|state| is_well(*state))
+                }
             };
             let look = ChannelLook {
                 channel,
                 state: own.state,
                 peer_state,
                 published: own.published,
-                echoed: told.and_then(|told| told.heard),
+                echoed: told.iter().filter_map(|told| told.heard).max(),
             };
-            Some(Seen { own, look, theirs: told.and_then(|told| told.ready), leader_is_heard })
+            Some(Seen { own, look, theirs: told.iter().filter_map(|told| told.ready).max(), leader_is_heard })
         };
         desk.channels().filter_map(seen).collect()
     }
 
     fn fitness_look(&self, channels: &[Seen], election: &Election, now: MonoNs) -> FitnessLook {
-        let peer_hears = |seen: &Seen| {
-            let told = self.pair.and_then(|pair| pair.peer(seen.look.channel));
-            told.is_some_and(|told| told.positions.hears_probe && now.since(told.at) < self.silence_ns())
-        };
+        let peer_hears = |seen: &Seen| self.told(seen.look.channel, now).iter().any(|told| told.hears_probe);
         FitnessLook {
             channels: channels.iter().map(|seen| seen.look).collect(),
             log_entries_lost: channels.iter().map(|seen| seen.own.log_entries_lost).sum(),
@@ -201,9 +216,14 @@ impl Surroundings<'_> {
         }
     }
 
-    fn windows(&self) -> Windows {
-        let counts = self.pair.map(PairDesk::counts).unwrap_or_default();
-        Windows { told: counts.windows_told, equal: counts.windows_equal, different: counts.windows_different }
+    /// Of the group's channels: others may have better luck.
+    fn windows(&self, desk: &GroupDesk) -> Windows {
+        let channels = desk.channels().filter_map(|channel| Some(self.pair?.windows(channel)));
+        channels.fold(Windows::default(), |sum, windows| Windows {
+            told: sum.told + windows.told,
+            equal: sum.equal + windows.equal,
+            different: sum.different + windows.different,
+        })
     }
 }
 
@@ -216,23 +236,33 @@ pub fn beginning(config: &Resolved) -> Beginning {
     };
     // A key that can't be read is told when the gateway starts.
     let Ok(key) = SharedKey::load(&link.key_file) else { return Beginning::OwnLog };
-    let Ok(told) = ask_positions(link.peer, config.gateway.node, key, ASK_PATIENCE) else { return Beginning::OwnLog };
+    if link.peers.iter().any(|peer| gives_whole_session(config, peer, &key)) {
+        Beginning::WholeSession
+    } else {
+        Beginning::OwnLog
+    }
+}
+
+/// Whether that peer is there and has all that would be given away.
+fn gives_whole_session(config: &Resolved, peer: &PeerEnd, key: &SharedKey) -> bool {
+    let Ok(told) = ask_positions(peer.address, config.gateway.node, key.clone(), ASK_PATIENCE) else { return false };
     for setup in &config.channels {
         let theirs = told.iter().find(|theirs| theirs.channel == setup.id);
         let own = log_end(&log_directory(config, setup.id), setup.id);
         if !may_go(own, theirs, setup.recovery.is_some()) {
             tracing::warn!(
-                peer = %link.peer,
+                peer = %peer.address,
                 channel = setup.name,
                 own = ?own,
                 peer_keeps = ?theirs.and_then(|theirs| theirs.kept),
-                "the other gateway is there, but without the whole session: this one begins with its own log, and books in doubt"
+                "the other gateway is there, but without the whole session: with none that has it this one begins with its \
+                 own log, and books in doubt"
             );
-            return Beginning::OwnLog;
+            return false;
         }
     }
-    tracing::info!(peer = %link.peer, "the other gateway is there: the whole session is asked of it");
-    Beginning::WholeSession
+    tracing::info!(peer = %peer.address, "the other gateway is there: the whole session is asked of it");
+    true
 }
 
 /// How far a log has come; `None` where nothing can be read of it.

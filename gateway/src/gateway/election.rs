@@ -1,7 +1,7 @@
 //! The elections of a gateway: one for each of its groups.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::SocketAddr,
     path::Path,
@@ -191,7 +191,7 @@ fn start_one(
                 on_suspended: election.on_suspended,
                 preferred: election.preferred,
                 own_epoch: epoch,
-                moves: MovesConfig::default(),
+                moves: MovesConfig::with_tenure(election.tenure_ns),
             });
             let (inbox, waiting) = inbox();
             let register = open_register(election, group, inbox.of_register())?;
@@ -333,7 +333,7 @@ pub(super) struct Around<'a> {
     pub(super) page: Option<&'a HeldPage>,
 }
 
-/// To the other gateway; empty until there is a link.
+/// To the other gateways; empty until there is a link.
 pub(super) type PeerWay = Arc<OnceLock<Arc<PairDesk>>>;
 
 /// Brings what comes over the link to the elections. Ends when it is dropped.
@@ -352,10 +352,11 @@ impl PeerNews {
     ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
+        let mut news = News { desk, elections, fitness, omens, ended: BTreeSet::new() };
         let thread = std::thread::Builder::new().name("mdgw-peer-news".to_owned()).spawn(move || {
-            desk.wake_on_message(std::thread::current());
+            news.desk.wake_on_message(std::thread::current());
             while !stopped.load(Relaxed) {
-                forward(&desk, &elections, &fitness, &omens);
+                news.forward();
                 std::thread::park_timeout(LOOK_INTERVAL);
             }
         })?;
@@ -374,21 +375,38 @@ impl Drop for PeerNews {
     }
 }
 
-fn forward(desk: &PairDesk, elections: &BTreeMap<GroupId, Election>, fitness: &PeerFitness, omens: &AllOmens) {
-    while let Some(notice) = desk.take_death() {
-        tracing::warn!(holder = %notice.holder, epoch = ?notice.epoch, "the other gateway's process has ended");
-        for (group, election) in elections {
-            lock(omens).entry(*group).or_default().death = Some(mono_now());
-            election.died(notice);
+/// From the link's desk to the elections.
+struct News {
+    desk: Arc<PairDesk>,
+    elections: BTreeMap<GroupId, Election>,
+    fitness: PeerFitness,
+    omens: AllOmens,
+    /// Processes whose end has been logged: it is told of each group, and three times.
+    ended: BTreeSet<(NodeId, Incarnation)>,
+}
+
+impl News {
+    fn forward(&mut self) {
+        while let Some((of, notice)) = self.desk.take_death() {
+            if self.ended.insert((notice.holder, notice.incarnation)) {
+                tracing::warn!(holder = %notice.holder, "another gateway's process has ended");
+            }
+            for (group, election) in self.elections.iter().filter(|(group, _)| of.is_none_or(|of| of == **group)) {
+                // Groups that it never led, or gave away, go on without it.
+                let view = election.view();
+                if notice.epoch.count() > 0 && (view.leader.is_none() || notice.epoch >= view.epoch) {
+                    lock(&self.omens).entry(*group).or_default().death = Some(mono_now());
+                }
+                election.died(notice);
+            }
         }
-    }
-    while let Some((group, message)) = desk.take_election() {
-        if let PeerMessage::State(state) = &message {
-            lock(fitness).insert(group, state.fitness);
-        }
-        // Without a connection nobody has proved who it is.
-        if let (Some(node), Some(election)) = (desk.peer_node(), elections.get(&group)) {
-            election.heard_from_peer(NodeId(node), message);
+        while let Some((from, group, message)) = self.desk.take_election() {
+            if let PeerMessage::State(state) = &message {
+                lock(&self.fitness).insert((group, NodeId(from)), state.fitness);
+            }
+            if let Some(election) = self.elections.get(&group) {
+                election.heard_from_peer(NodeId(from), message);
+            }
         }
     }
 }
@@ -402,9 +420,9 @@ impl Surroundings for Desk {
             lock(&self.omens).entry(self.group).or_default().prepared = Some(mono_now());
         }
         if let Some(desk) = self.peer_way.get()
-            && desk.peer_node() == Some(to.0)
+            && desk.is_linked_to(to.0)
         {
-            desk.send_election(self.group, &message);
+            desk.send_election(to.0, self.group, &message);
         }
     }
 

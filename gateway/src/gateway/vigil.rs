@@ -158,7 +158,7 @@ fn told(link: &LinkConfig, backend: &Backend) -> Vec<SocketAddr> {
         }
         _ => Vec::new(),
     };
-    std::iter::once(link.peer).chain(others).map(SocketAddr::V4).collect()
+    link.peers.iter().map(|peer| peer.address).chain(others).map(SocketAddr::V4).collect()
 }
 
 /// Where the sentinel can reach the record, it marks it when nobody has taken over: only files need no connection.

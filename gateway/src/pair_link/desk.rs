@@ -1,7 +1,7 @@
-//! Where other threads leave messages for the peer, and find the peer's.
+//! Where other threads leave messages for the peers, and find theirs.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{
         Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -19,32 +19,48 @@ use super::{
     message::{ChannelPositions, LinkMessage},
     mismatch::Mismatch,
 };
-use crate::election::peer::{DeathNotice, PeerMessage};
+use crate::{
+    election::peer::{DeathNotice, PeerMessage},
+    sentinel::announcement::Announcement,
+    standby::join::Windows,
+};
 
 /// Between the link's thread and the others. No call waits for the network.
 #[derive(Debug)]
 pub struct PairDesk {
-    pub(super) out: ArrayQueue<LinkMessage>,
-    election: ArrayQueue<(GroupId, PeerMessage)>,
-    deaths: ArrayQueue<DeathNotice>,
+    pub(super) out: ArrayQueue<Outgoing>,
+    election: ArrayQueue<(u8, GroupId, PeerMessage)>,
+    deaths: ArrayQueue<(Option<GroupId>, DeathNotice)>,
     mismatches: ArrayQueue<Mismatch>,
     /// Who forwards what comes for the elections; woken by it.
     reader: OnceLock<Thread>,
     /// Of the next message that goes by more than one way; begins anywhere, so that a new process' are others.
     serial: AtomicU64,
-    peer: Mutex<Peer>,
+    peers: Mutex<Peers>,
     pub(super) counters: Counters,
 }
 
+/// Something to be told.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    /// To whom, by number; `None`: to all.
+    pub(super) to: Option<u8>,
+    pub(super) message: LinkMessage,
+    /// How often it goes as a datagram, besides the connection.
+    pub(super) copies: usize,
+}
+
 #[derive(Debug, Default)]
-struct Peer {
-    node: Option<u8>,
-    channels: BTreeMap<ChannelId, PeerChannel>,
+struct Peers {
+    /// Those that are connected, and what each has told.
+    connected: BTreeMap<u8, BTreeMap<ChannelId, PeerChannel>>,
+    /// What came of comparing windows, with all peers together.
+    windows: BTreeMap<ChannelId, Windows>,
     /// Serials that were taken last.
     seen: VecDeque<u64>,
 }
 
-/// What the peer has told of a channel.
+/// What a peer has told of a channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerChannel {
     /// Its positions.
@@ -60,9 +76,6 @@ pub(super) struct Counters {
     pub(super) refused: AtomicU64,
     pub(super) messages: AtomicU64,
     pub(super) datagrams: AtomicU64,
-    pub(super) windows_told: AtomicU64,
-    pub(super) windows_equal: AtomicU64,
-    pub(super) windows_different: AtomicU64,
     pub(super) left_out: AtomicU64,
 }
 
@@ -77,9 +90,9 @@ pub struct PairCounts {
     pub messages: u64,
     /// Messages that came as datagrams, each counted once.
     pub datagrams: u64,
-    /// Windows that the peer has told.
+    /// Windows that peers have told.
     pub windows_told: u64,
-    /// Windows that both gateways have alike.
+    /// Windows that a peer and this gateway have alike.
     pub windows_equal: u64,
     /// Windows that they don't.
     pub windows_different: u64,
@@ -96,21 +109,25 @@ impl PairDesk {
             mismatches: ArrayQueue::new(MISMATCHES_MAX),
             reader: OnceLock::new(),
             serial: AtomicU64::new(serial),
-            peer: Mutex::default(),
+            peers: Mutex::default(),
             counters: Counters::default(),
         }
     }
 
-    /// Leaves a message of that group's election. `false`: no room, and as good as lost on the way.
-    pub fn send_election(&self, group: GroupId, message: &PeerMessage) -> bool {
+    /// Leaves a message of that group's election for that gateway. `false`: no room, and as good as lost on the way.
+    pub fn send_election(&self, to: u8, group: GroupId, message: &PeerMessage) -> bool {
         let serial = self.next_serial();
-        serde_json::to_vec(&(group.0, message)).is_ok_and(|bytes| self.send(LinkMessage::Election { serial, bytes }))
+        // How a gateway is it says again soon.
+        let copies = if matches!(message, PeerMessage::State(_)) { 0 } else { DATAGRAM_COPIES };
+        serde_json::to_vec(&(group.0, message))
+            .is_ok_and(|bytes| self.send(Some(to), LinkMessage::Election { serial, bytes }, copies))
     }
 
-    /// Leaves word that a process has ended.
+    /// Leaves word for all that a process has ended.
     pub fn send_death(&self, notice: &DeathNotice) -> bool {
         let serial = self.next_serial();
-        serde_json::to_vec(notice).is_ok_and(|bytes| self.send(LinkMessage::Death { serial, bytes }))
+        serde_json::to_vec(notice)
+            .is_ok_and(|bytes| self.send(None, LinkMessage::Death { serial, bytes }, DATAGRAM_COPIES))
     }
 
     /// The thread that takes what comes for the elections: it is unparked for each message. The first one that calls it.
@@ -118,15 +135,15 @@ impl PairDesk {
         let _another = self.reader.set(reader);
     }
 
-    /// The next message of the peer's elections.
+    /// The next message of the peers' elections, and which gateway's it is.
     #[must_use]
-    pub fn take_election(&self) -> Option<(GroupId, PeerMessage)> {
+    pub fn take_election(&self) -> Option<(u8, GroupId, PeerMessage)> {
         self.election.pop()
     }
 
-    /// The next word of a process that has ended.
+    /// The next word of a process that has ended, and of which group it is said; `None`: of whichever it led.
     #[must_use]
-    pub fn take_death(&self) -> Option<DeathNotice> {
+    pub fn take_death(&self) -> Option<(Option<GroupId>, DeathNotice)> {
         self.deaths.pop()
     }
 
@@ -136,45 +153,67 @@ impl PairDesk {
         self.mismatches.pop()
     }
 
-    /// The number of the peer while it is connected.
+    /// The numbers of the peers that are connected.
     #[must_use]
-    pub fn peer_node(&self) -> Option<u8> {
-        self.lock().node
+    pub fn peer_nodes(&self) -> BTreeSet<u8> {
+        self.lock().connected.keys().copied().collect()
     }
 
-    /// What the peer has told of a channel last.
+    /// Whether that peer is connected.
     #[must_use]
-    pub fn peer(&self, channel: ChannelId) -> Option<PeerChannel> {
-        self.lock().channels.get(&channel).copied()
+    pub fn is_linked_to(&self, node: u8) -> bool {
+        self.lock().connected.contains_key(&node)
+    }
+
+    /// What each peer that is connected has told of a channel last.
+    #[must_use]
+    pub fn told(&self, channel: ChannelId) -> Vec<PeerChannel> {
+        self.lock().connected.values().filter_map(|channels| channels.get(&channel).copied()).collect()
+    }
+
+    /// What a peer that is connected has told of a channel last.
+    pub(super) fn told_by(&self, node: u8, channel: ChannelId) -> Option<ChannelPositions> {
+        Some(self.lock().connected.get(&node)?.get(&channel)?.positions)
+    }
+
+    /// What has come of comparing a channel's windows with those of the peers.
+    #[must_use]
+    pub fn windows(&self, channel: ChannelId) -> Windows {
+        self.lock().windows.get(&channel).copied().unwrap_or_default()
+    }
+
+    pub(super) fn count_window(&self, channel: ChannelId, count: impl FnOnce(&mut Windows)) {
+        count(self.lock().windows.entry(channel).or_default());
     }
 
     /// What is counted.
     #[must_use]
     pub fn counts(&self) -> PairCounts {
         let counters = &self.counters;
+        let windows: Vec<Windows> = self.lock().windows.values().copied().collect();
         PairCounts {
             connections: counters.connections.load(Relaxed),
             refused: counters.refused.load(Relaxed),
             messages: counters.messages.load(Relaxed),
             datagrams: counters.datagrams.load(Relaxed),
-            windows_told: counters.windows_told.load(Relaxed),
-            windows_equal: counters.windows_equal.load(Relaxed),
-            windows_different: counters.windows_different.load(Relaxed),
+            windows_told: windows.iter().map(|windows| windows.told).sum(),
+            windows_equal: windows.iter().map(|windows| windows.equal).sum(),
+            windows_different: windows.iter().map(|windows| windows.different).sum(),
             left_out: counters.left_out.load(Relaxed),
         }
     }
 
-    pub(super) fn send(&self, message: LinkMessage) -> bool {
-        self.keep(&self.out, message)
+    fn send(&self, to: Option<u8>, message: LinkMessage, copies: usize) -> bool {
+        self.keep(&self.out, Outgoing { to, message, copies })
     }
 
     /// Text of the election's that means nothing to it is refused.
-    pub(super) fn put_election(&self, serial: u64, bytes: &[u8]) {
+    pub(super) fn put_election(&self, from: u8, serial: u64, bytes: &[u8]) {
         if !self.is_first(serial) {
             return;
         }
         match serde_json::from_slice(bytes) {
-            Ok((group, message)) => _ = self.keep(&self.election, (GroupId(group), message)),
+            Ok((group, message)) => _ = self.keep(&self.election, (from, GroupId(group), message)),
             Err(_) => add(&self.counters.refused),
         }
         self.wake();
@@ -185,15 +224,15 @@ impl PairDesk {
             return;
         }
         match serde_json::from_slice(bytes) {
-            Ok(notice) => _ = self.keep(&self.deaths, notice),
+            Ok(notice) => _ = self.keep(&self.deaths, (None, notice)),
             Err(_) => add(&self.counters.refused),
         }
         self.wake();
     }
 
-    /// From the peer's sentinel, which says it three times; that it is the same doesn't matter.
-    pub(super) fn put_notice(&self, notice: DeathNotice) {
-        self.keep(&self.deaths, notice);
+    /// From a peer's sentinel, which says it three times; that it is the same doesn't matter.
+    pub(super) fn put_announcement(&self, Announcement { group, notice }: Announcement) {
+        self.keep(&self.deaths, (Some(group), notice));
         self.wake();
     }
 
@@ -207,15 +246,21 @@ impl PairDesk {
         self.keep(&self.mismatches, mismatch);
     }
 
-    pub(super) fn put_positions(&self, positions: &[ChannelPositions], at: MonoNs) {
-        let mut peer = self.lock();
+    pub(super) fn put_positions(&self, from: u8, positions: &[ChannelPositions], at: MonoNs) {
+        let mut peers = self.lock();
+        let Some(channels) = peers.connected.get_mut(&from) else { return };
         for positions in positions {
-            peer.channels.insert(positions.channel, PeerChannel { positions: *positions, at });
+            channels.insert(positions.channel, PeerChannel { positions: *positions, at });
         }
     }
 
-    pub(super) fn set_peer_node(&self, node: Option<u8>) {
-        self.lock().node = node;
+    pub(super) fn set_linked(&self, node: u8, is_linked: bool) {
+        let mut peers = self.lock();
+        if is_linked {
+            peers.connected.entry(node).or_default();
+        } else {
+            peers.connected.remove(&node);
+        }
     }
 
     fn next_serial(&self) -> u64 {
@@ -224,13 +269,13 @@ impl PairDesk {
 
     /// Whether a message comes for the first time, whichever way.
     fn is_first(&self, serial: u64) -> bool {
-        let mut peer = self.lock();
-        let is_first = !peer.seen.contains(&serial);
+        let mut peers = self.lock();
+        let is_first = !peers.seen.contains(&serial);
         if is_first {
-            if peer.seen.len() == SEEN_MAX {
-                peer.seen.pop_front();
+            if peers.seen.len() == SEEN_MAX {
+                peers.seen.pop_front();
             }
-            peer.seen.push_back(serial);
+            peers.seen.push_back(serial);
         }
         is_first
     }
@@ -243,8 +288,8 @@ impl PairDesk {
         is_kept
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Peer> {
-        self.peer.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, Peers> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -252,9 +297,11 @@ pub(super) fn add(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }
 
-/// More than an election says in a second.
-const QUEUE_MESSAGES_MAX: usize = 256;
+/// More than the elections of a hundred groups say in one turn of the link.
+const QUEUE_MESSAGES_MAX: usize = 1_024;
 /// More than can be under way on one of the ways while it has come on the other.
 const SEEN_MAX: usize = 1_024;
 /// Kept for whoever asks; each is logged when it is found.
 const MISMATCHES_MAX: usize = 64;
+/// One gets through where a connection would wait for its repetition.
+const DATAGRAM_COPIES: usize = 3;

@@ -1,9 +1,9 @@
-//! The link's thread: sockets and a clock around [`LinkStream`].
+//! The link's thread: connections to all peers, datagrams, a clock.
 
 use std::{
-    collections::BTreeMap,
-    io::{self, ErrorKind, Read as _, Write as _},
-    net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket},
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::{SocketAddr, SocketAddrV4, TcpListener, UdpSocket},
     os::fd::AsFd as _,
     path::PathBuf,
     sync::{
@@ -16,12 +16,14 @@ use std::{
 
 use mdgw_feeds::{
     identity::{ChannelId, GroupId},
+    published::position::StreamPosition,
     time::MonoNs,
 };
 
 use super::{
-    desk::{PairDesk, add},
-    framing::{LinkFault, LinkStream},
+    connection::{Connection, Over, READS_PER_TURN, connect},
+    desk::{Outgoing, PairDesk, add},
+    framing::LinkFault,
     message::{ChannelPositions, InputRange, KeptInput, LinkMessage},
     mismatch::{Compared, MismatchWatch},
 };
@@ -33,20 +35,29 @@ use crate::{
     sys::{clock::mono_now, poll},
 };
 
-/// The two ends of a link, as one of them sees it.
+/// The ends of a gateway's links, as it sees them.
 #[derive(Clone, Debug)]
 pub struct PairEnds {
     /// Where this one listens, for TCP and UDP.
     pub listen: SocketAddrV4,
-    /// Where the other one does.
-    pub peer: SocketAddrV4,
-    /// What both share.
+    /// The others.
+    pub peers: Vec<PeerEnd>,
+    /// What all share.
     pub key: SharedKey,
     /// Positions are told so often, ns.
     pub period_ns: u64,
 }
 
-/// How two gateways are linked.
+/// Another gateway's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerEnd {
+    /// Its number; `None` where there is no other: whoever has the key.
+    pub node: Option<u8>,
+    /// Where it listens.
+    pub address: SocketAddrV4,
+}
+
+/// How gateways are linked.
 #[derive(Clone, Debug)]
 pub struct PairLinkConfig {
     /// This gateway's number.
@@ -60,13 +71,13 @@ pub struct PairLinkConfig {
 pub struct PairParts {
     /// Positions and windows of the own channels.
     pub board: Arc<Board>,
-    /// Epochs of each group, for which the peer vouches too.
+    /// Epochs of each group, for which the peers vouch too.
     pub epochs: BTreeMap<GroupId, Arc<KnownEpochs>>,
     /// The channels' logs.
     pub logs: BTreeMap<ChannelId, PathBuf>,
     /// What the own channels lack.
     pub peer_gaps: Arc<PeerGaps>,
-    /// What the peer may lack.
+    /// What the peers may lack.
     pub history: Arc<InputHistory>,
     /// The own channels.
     pub channels: Channels,
@@ -108,7 +119,7 @@ pub enum PairLinkError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// Both gateways are configured with one address.
+    /// Another gateway is configured with this one's address.
     #[error("pair link: listen and peer are both {0}")]
     OneAddress(SocketAddrV4),
     /// The thread.
@@ -123,7 +134,7 @@ impl PairLink {
     /// When the address can't be used, or a thread can't be had. A peer that isn't there is no error.
     pub fn start(config: PairLinkConfig, parts: PairParts) -> Result<Self, PairLinkError> {
         let address = config.ends.listen;
-        if address == config.ends.peer {
+        if config.ends.peers.iter().any(|peer| peer.address == address) {
             return Err(PairLinkError::OneAddress(address));
         }
         let listen = |source| PairLinkError::Listen { address, source };
@@ -134,17 +145,24 @@ impl PairLink {
         let serial = Nonce::random().map_err(listen)?.number();
         let desk = Arc::new(PairDesk::new(serial));
         let PairParts { board, epochs, logs, peer_gaps, history, channels } = parts;
+        let peer = |end: &PeerEnd| Peer {
+            end: *end,
+            current: None,
+            dial_at: MonoNs(0),
+            watch: MismatchWatch::new(logs.clone()),
+            spilled: BTreeSet::new(),
+        };
         let link = Link {
+            peers: config.ends.peers.iter().map(peer).collect(),
             config,
             listener,
             datagrams,
-            current: None,
             pending: Vec::new(),
-            dial_at: MonoNs(0),
             tell_at: MonoNs(0),
+            gaps_asked: 0,
+            strangers: BTreeSet::new(),
             board,
             epochs,
-            watch: MismatchWatch::new(logs),
             peer_gaps,
             history,
             channels,
@@ -176,70 +194,16 @@ impl Drop for PairLink {
     }
 }
 
-/// One TCP connection.
+/// Another gateway.
 #[derive(Debug)]
-struct Connection {
-    socket: TcpStream,
-    stream: LinkStream,
-    /// What the kernel has not taken yet.
-    unsent: Vec<u8>,
-    has_greeted: bool,
-    /// When something authentic came last, or the connection was made.
-    heard_at: MonoNs,
-}
-
-impl Connection {
-    fn new(socket: TcpStream, config: &PairLinkConfig, now: MonoNs) -> io::Result<Self> {
-        socket.set_nonblocking(true)?;
-        socket.set_nodelay(true)?;
-        let stream = LinkStream::new(config.ends.key.clone(), config.node, Nonce::random()?);
-        let unsent = stream.hello().to_vec();
-        Ok(Self { socket, stream, unsent, has_greeted: false, heard_at: now })
-    }
-
-    fn tell(&mut self, message: &LinkMessage) -> Result<(), Over> {
-        if let Some(bytes) = self.stream.seal(message) {
-            self.unsent.extend(bytes);
-        }
-        // A peer that doesn't read is as good as gone.
-        if self.unsent.len() > UNSENT_BYTES_MAX { Err(Over::Silent) } else { Ok(()) }
-    }
-
-    fn flush(&mut self) -> Result<(), Over> {
-        while !self.unsent.is_empty() {
-            match self.socket.write(&self.unsent) {
-                Ok(0) => return Err(Over::Closed),
-                Ok(count) => _ = self.unsent.drain(..count),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return Err(Over::Closed),
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads what is there, within a quota.
-    fn fill(&mut self) -> Result<(), Over> {
-        let mut bytes = [0; 16 << 10];
-        for _ in 0..READS_PER_TURN {
-            match self.socket.read(&mut bytes) {
-                Ok(0) => return Err(Over::Closed),
-                Ok(count) => self.stream.push(&bytes[..count]),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return Err(Over::Closed),
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Why a connection is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Over {
-    Closed,
-    Silent,
-    Refused(LinkFault),
+struct Peer {
+    end: PeerEnd,
+    /// The connection that has proved the key last.
+    current: Option<Connection>,
+    dial_at: MonoNs,
+    watch: MismatchWatch,
+    /// Channels that had no room for all of the answer which is coming in.
+    spilled: BTreeSet<ChannelId>,
 }
 
 #[derive(Debug)]
@@ -247,15 +211,15 @@ struct Link {
     config: PairLinkConfig,
     listener: TcpListener,
     datagrams: UdpSocket,
-    /// The one that has proved the key last.
-    current: Option<Connection>,
-    /// Those that have not yet.
+    peers: Vec<Peer>,
+    /// Connections that have not proved the key yet.
     pending: Vec<Connection>,
-    dial_at: MonoNs,
     tell_at: MonoNs,
+    gaps_asked: usize,
+    /// Numbers that were refused: each is told once.
+    strangers: BTreeSet<u8>,
     board: Arc<Board>,
     epochs: BTreeMap<GroupId, Arc<KnownEpochs>>,
-    watch: MismatchWatch,
     peer_gaps: Arc<PeerGaps>,
     history: Arc<InputHistory>,
     channels: Channels,
@@ -267,7 +231,8 @@ impl Link {
         // Relaxed: the flag orders nothing, and a look a millisecond later is as good.
         while !stop.load(Relaxed) {
             self.turn(mono_now());
-            let connections = self.current.iter().chain(&self.pending).map(|connection| connection.socket.as_fd());
+            let current = self.peers.iter().filter_map(|peer| peer.current.as_ref());
+            let connections = current.chain(&self.pending).map(|connection| connection.socket.as_fd());
             let sockets = [self.listener.as_fd(), self.datagrams.as_fd()].into_iter().chain(connections);
             if let Err(error) = poll::readable(sockets, TURN) {
                 tracing::error!(%error, "pair link");
@@ -280,15 +245,25 @@ impl Link {
         self.accept(now);
         self.dial(now);
         self.hear_pending(now);
-        if let Some(mut connection) = self.current.take() {
-            match self.converse(&mut connection, now) {
-                Ok(()) => self.current = Some(connection),
-                Err(over) => self.end(over),
-            }
+        for index in 0..self.peers.len() {
+            self.with(index, |link, connection| link.hear(index, connection, now));
+        }
+        self.tell_all(now);
+        for index in 0..self.peers.len() {
+            self.with(index, |_, connection| connection.flush());
         }
         self.hear_datagrams(now);
         let channels = &mut self.channels.0;
         self.board.tell_gaps(|channel, session| channels(channel, ChannelMessage::PeerDeclaredGap(session)));
+    }
+
+    /// Does something with the connection to a peer, if there is one; what fails ends it.
+    fn with(&mut self, index: usize, act: impl FnOnce(&mut Self, &mut Connection) -> Result<(), Over>) {
+        let Some(mut connection) = self.peers[index].current.take() else { return };
+        match act(self, &mut connection) {
+            Ok(()) => self.peers[index].current = Some(connection),
+            Err(over) => self.end(index, &connection, over),
+        }
     }
 
     fn accept(&mut self, now: MonoNs) {
@@ -298,39 +273,65 @@ impl Link {
                 self.pending.remove(0);
                 add(&self.desk.counters.refused);
             }
-            self.pending.extend(Connection::new(socket, &self.config, now).ok());
+            self.pending.extend(Connection::new(socket, None, &self.config, now).ok());
         }
     }
 
     fn dial(&mut self, now: MonoNs) {
-        let is_ours = self.config.ends.listen < self.config.ends.peer;
-        if !is_ours || self.current.is_some() || !self.pending.is_empty() || now < self.dial_at {
-            return;
-        }
-        self.dial_at = now.plus(DIAL_INTERVAL_NS);
-        if let Ok(socket) = TcpStream::connect_timeout(&self.config.ends.peer.into(), DIAL_PATIENCE) {
-            self.pending.extend(Connection::new(socket, &self.config, now).ok());
+        for (index, peer) in self.peers.iter_mut().enumerate() {
+            let is_ours = self.config.ends.listen < peer.end.address;
+            let is_under_way = self.pending.iter().any(|connection| connection.dialled == Some(index));
+            if !is_ours || peer.current.is_some() || is_under_way || now < peer.dial_at {
+                continue;
+            }
+            peer.dial_at = now.plus(DIAL_INTERVAL_NS);
+            if let Ok(socket) = connect(peer.end.address) {
+                self.pending.extend(Connection::new(socket, Some(index), &self.config, now).ok());
+            }
         }
     }
 
-    /// A connection whose first message is authentic takes the place of the present one.
+    /// A connection whose first message is authentic takes the place of the present one to that gateway.
     fn hear_pending(&mut self, now: MonoNs) {
         for mut connection in std::mem::take(&mut self.pending) {
             let heard = connection.fill().and_then(|()| connection.stream.next_message().map_err(Over::Refused));
             match heard.and_then(|message| self.greet(&mut connection).map(|()| message)) {
-                Ok(Some(message)) => {
-                    connection.heard_at = now;
-                    add(&self.desk.counters.connections);
-                    self.desk.set_peer_node(connection.stream.peer_node());
-                    self.peer_gaps.set_linked(true);
-                    tracing::info!(peer = %self.config.ends.peer, node = connection.stream.peer_node(), "pair link is up");
-                    self.take(message, &mut connection, now);
-                    self.current = Some(connection);
-                }
+                Ok(Some(message)) => self.meet(connection, message, now),
                 Ok(None) if now.since(connection.heard_at) < SILENCE_NS_MAX => self.pending.push(connection),
+                // A peer that isn't there.
+                Ok(None) | Err(Over::Closed) if connection.dialled.is_some() => {}
                 Ok(None) | Err(_) => add(&self.desk.counters.refused),
             }
         }
+    }
+
+    fn meet(&mut self, mut connection: Connection, message: LinkMessage, now: MonoNs) {
+        let Some(node) = connection.stream.peer_node() else { return };
+        let is_of = |peer: &Peer| peer.end.node.is_none_or(|of| of == node);
+        let is_dialled = |index: &usize| connection.dialled.is_none_or(|dialled| dialled == *index);
+        let Some(index) = self.peers.iter().position(is_of).filter(is_dialled) else {
+            add(&self.desk.counters.refused);
+            if self.strangers.insert(node) {
+                let dialled = connection.dialled.map(|index| self.peers[index].end);
+                tracing::warn!(node, ?dialled, "pair link: a gateway of a number that isn't configured, or not there");
+            }
+            return;
+        };
+        // Where only the key tells who it is, it may be another one than before.
+        if let Some(before) = self.peers[index].current.take().and_then(|before| before.stream.peer_node()) {
+            self.desk.set_linked(before, false);
+        }
+        connection.heard_at = now;
+        add(&self.desk.counters.connections);
+        self.desk.set_linked(node, true);
+        self.peer_gaps.set_linked(true);
+        tracing::info!(peer = %self.peers[index].end.address, node, "pair link is up");
+        self.peers[index].spilled.clear();
+        self.peers[index].current = Some(connection);
+        self.with(index, |link, connection| {
+            link.take(message, index, connection, now);
+            Ok(())
+        });
     }
 
     /// The first message proves our key to the other end.
@@ -343,42 +344,83 @@ impl Link {
         connection.flush()
     }
 
-    /// Everything that goes to and fro.
-    fn converse(&mut self, connection: &mut Connection, now: MonoNs) -> Result<(), Over> {
+    fn hear(&mut self, index: usize, connection: &mut Connection, now: MonoNs) -> Result<(), Over> {
         connection.fill()?;
         while let Some(message) = connection.stream.next_message().map_err(Over::Refused)? {
             connection.heard_at = now;
-            self.take(message, connection, now);
+            self.take(message, index, connection, now);
         }
-        if now.since(connection.heard_at) >= SILENCE_NS_MAX {
-            return Err(Over::Silent);
+        if now.since(connection.heard_at) >= SILENCE_NS_MAX { Err(Over::Silent) } else { Ok(()) }
+    }
+
+    /// What there is to say. Without anybody connected it waits.
+    fn tell_all(&mut self, now: MonoNs) {
+        if self.peers.iter().all(|peer| peer.current.is_none()) {
+            return;
         }
-        while let Some(message) = self.desk.out.pop() {
-            self.tell(&message, connection)?;
+        while let Some(Outgoing { to, message, copies }) = self.desk.out.pop() {
+            for index in 0..self.peers.len() {
+                self.with(index, |link, connection| {
+                    let is_meant = to.is_none() || to == connection.stream.peer_node();
+                    if is_meant { link.tell(&message, copies, index, connection) } else { Ok(()) }
+                });
+            }
         }
-        while let Some(PeerGap { channel, session, first, next }) = self.peer_gaps.take() {
-            connection.tell(&LinkMessage::GapAsk(InputRange { channel, session, first, next }))?;
+        while let Some(gap) = self.peer_gaps.take() {
+            let PeerGap { channel, session, first, next } = gap;
+            // Without an answer it is asked again.
+            if let Some(index) = self.whom_to_ask(&gap) {
+                let question = LinkMessage::GapAsk(InputRange { channel, session, first, next });
+                self.with(index, |_, connection| connection.tell(&question));
+            }
         }
         while let Some(window) = self.board.take_window() {
-            connection.tell(&LinkMessage::WindowHash(window))?;
-            let compared = self.watch.accept_ours(window);
-            self.follow_up(compared, connection);
+            for index in 0..self.peers.len() {
+                self.with(index, |link, connection| {
+                    connection.tell(&LinkMessage::WindowHash(window))?;
+                    let compared = link.peers[index].watch.accept_ours(window);
+                    link.follow_up(window.channel, compared, connection);
+                    Ok(())
+                });
+            }
         }
         if now >= self.tell_at {
             self.tell_at = now.plus(self.config.ends.period_ns);
             let positions = self.positions();
-            connection.tell(&positions)?;
+            for index in 0..self.peers.len() {
+                self.with(index, |_, connection| connection.tell(&positions));
+            }
         }
-        connection.flush()
     }
 
-    fn tell(&self, message: &LinkMessage, connection: &mut Connection) -> Result<(), Over> {
-        if message.is_urgent()
+    fn whom_to_ask(&mut self, gap: &PeerGap) -> Option<usize> {
+        let until = StreamPosition::at(gap.session, gap.next);
+        let of_peer = |peer: &Peer| {
+            let node = peer.current.as_ref()?.stream.peer_node()?;
+            let told = self.desk.told_by(node, gap.channel);
+            let has_come = told.and_then(|told| told.ready).is_some_and(|ready| ready >= until);
+            let kept = told.and_then(|told| told.kept);
+            let keeps_it = has_come && kept.is_some_and(|kept| (kept.from..kept.until).contains(&gap.first));
+            Some(ForGap { keeps_it, has_come, keeps_any: kept.is_some() })
+        };
+        let peers: Vec<_> = self.peers.iter().map(of_peer).collect();
+        self.gaps_asked = self.gaps_asked.wrapping_add(1);
+        choose(&peers, self.gaps_asked)
+    }
+
+    fn tell(
+        &self,
+        message: &LinkMessage,
+        copies: usize,
+        index: usize,
+        connection: &mut Connection,
+    ) -> Result<(), Over> {
+        if copies > 0
             && let Some(datagram) = connection.stream.seal_datagram(message)
         {
-            for _ in 0..DATAGRAM_COPIES {
+            for _ in 0..copies {
                 // It goes on the connection too.
-                let _may_fail = self.datagrams.send_to(&datagram, self.config.ends.peer);
+                let _may_fail = self.datagrams.send_to(&datagram, self.peers[index].end.address);
             }
         }
         connection.tell(message)
@@ -403,8 +445,9 @@ impl Link {
         LinkMessage::Positions(positions.collect())
     }
 
-    fn take(&mut self, message: LinkMessage, connection: &mut Connection, now: MonoNs) {
+    fn take(&mut self, message: LinkMessage, index: usize, connection: &mut Connection, now: MonoNs) {
         add(&self.desk.counters.messages);
+        let Some(from) = connection.stream.peer_node() else { return };
         match message {
             LinkMessage::Positions(positions) => {
                 for told in &positions {
@@ -416,16 +459,16 @@ impl Link {
                         self.board.confirm(told.channel, published);
                     }
                 }
-                self.desk.put_positions(&positions, now);
+                self.desk.put_positions(from, &positions, now);
             }
-            LinkMessage::Election { serial, bytes } => self.desk.put_election(serial, &bytes),
+            LinkMessage::Election { serial, bytes } => self.desk.put_election(from, serial, &bytes),
             LinkMessage::Death { serial, bytes } => self.desk.put_death(serial, &bytes),
             LinkMessage::WindowHash(window) => {
-                add(&self.desk.counters.windows_told);
-                let compared = self.watch.accept_theirs(window);
-                self.follow_up(compared, connection);
+                self.desk.count_window(window.channel, |windows| windows.told += 1);
+                let compared = self.peers[index].watch.accept_theirs(window);
+                self.follow_up(window.channel, compared, connection);
             }
-            LinkMessage::WindowContent(content) => match self.watch.accept_content(&content) {
+            LinkMessage::WindowContent(content) => match self.peers[index].watch.accept_content(&content) {
                 Ok(Some(record)) => {
                     // Both show both: the peer gets ours, and asks nothing back.
                     let _full = connection.tell(&record);
@@ -434,7 +477,7 @@ impl Link {
                 Err(error) => tracing::warn!(%error, "a window that differs can't be read"),
             },
             LinkMessage::Record { channel, session, sequence, records } => {
-                match self.watch.accept_record(channel, session, sequence, records) {
+                match self.peers[index].watch.accept_record(channel, session, sequence, records) {
                     Ok(Some(mismatch)) => {
                         tracing::error!(
                             alarm = "gateways-differ",
@@ -455,12 +498,16 @@ impl Link {
             LinkMessage::GapPacket { channel, bytes } => {
                 // What is none of the numbering that is kept is for the channel to refuse and to count.
                 let _refused = self.history.complete(channel, &bytes);
-                // No room: it is asked for again.
-                let _full = self.channels.0(channel, ChannelMessage::Recovered(bytes.into()));
+                if !self.channels.0(channel, ChannelMessage::Recovered(bytes.into())) {
+                    self.peers[index].spilled.insert(channel);
+                }
             }
             LinkMessage::GapEnd(range) => {
-                // No room: whoever asked waits for its time-out.
-                let _full = self.channels.0(range.channel, ChannelMessage::PeerAnswered);
+                // Part of the answer was spilled: it doesn't show what the peer lacks. Then, as without room for its end,
+                // whoever asked waits for its time-out and asks again.
+                if !self.peers[index].spilled.remove(&range.channel) {
+                    let _full = self.channels.0(range.channel, ChannelMessage::PeerAnswered(range.first));
+                }
             }
         }
     }
@@ -470,19 +517,30 @@ impl Link {
         let InputRange { channel, session, first, next } = *range;
         let ready = self.board.get(channel).and_then(|board| board.ready);
         if ready.is_some_and(|ready| ready.session == session) {
-            for datagram in self.history.range(channel, first, next, GAP_PACKETS_MAX) {
+            let datagrams = self.history.range(channel, first, next, GAP_PACKETS_MAX);
+            let is_to_come = || self.history.extent(channel).is_some_and(|extent| extent.next <= first);
+            if datagrams.is_empty() && is_to_come() {
+                // Who asks is ahead of us; to say that there is none would be rash. It asks again.
+                return;
+            }
+            for datagram in datagrams {
                 let _full = connection.tell(&LinkMessage::GapPacket { channel, bytes: datagram.into() });
             }
         }
         let _full = connection.tell(&LinkMessage::GapEnd(*range));
     }
 
-    fn follow_up(&self, compared: Result<Compared, mdgw_publog::LogError>, connection: &mut Connection) {
+    fn follow_up(
+        &self,
+        channel: ChannelId,
+        compared: Result<Compared, mdgw_publog::LogError>,
+        connection: &mut Connection,
+    ) {
         match compared {
             Ok(Compared::Waiting) => {}
-            Ok(Compared::Equal) => add(&self.desk.counters.windows_equal),
+            Ok(Compared::Equal) => self.desk.count_window(channel, |windows| windows.equal += 1),
             Ok(Compared::Different(content)) => {
-                add(&self.desk.counters.windows_different);
+                self.desk.count_window(channel, |windows| windows.different += 1);
                 let _full = connection.tell(&content);
             }
             Err(error) => tracing::warn!(%error, "a window that differs can't be read"),
@@ -493,18 +551,22 @@ impl Link {
         let mut datagram = [0; DATAGRAM_BYTES_MAX];
         for _ in 0..READS_PER_TURN {
             let Ok((length, from)) = self.datagrams.recv_from(&mut datagram) else { return };
-            let is_peer = matches!(from, SocketAddr::V4(from) if from.ip() == self.config.ends.peer.ip());
-            // From the peer's sentinel, which has no connection; as a rule the peer's has just ended.
-            if is_peer && Announcement::is_one(&datagram[..length]) {
+            let SocketAddr::V4(from) = from else { continue };
+            let is_near = |peer: &Peer| peer.end.address.ip() == from.ip();
+            // From a peer's sentinel, which has no connection; as a rule the peer's has just ended.
+            if Announcement::is_one(&datagram[..length]) && self.peers.iter().any(is_near) {
                 match Announcement::open(&datagram[..length], &self.config.ends.key) {
-                    Some(announcement) => self.desk.put_notice(announcement.notice),
+                    Some(announcement) => self.desk.put_announcement(announcement),
                     None => add(&self.desk.counters.refused),
                 }
                 continue;
             }
-            let Some(connection) = self.current.as_mut().filter(|_| is_peer) else { continue };
+            let exact = self.peers.iter().position(|peer| peer.end.address == from);
+            let Some(index) = exact.or_else(|| self.peers.iter().position(is_near)) else { continue };
+            let Some(connection) = self.peers[index].current.as_mut() else { continue };
+            let Some(node) = connection.stream.peer_node() else { continue };
             match connection.stream.open_datagram(&datagram[..length]) {
-                Ok(LinkMessage::Election { serial, bytes }) => self.desk.put_election(serial, &bytes),
+                Ok(LinkMessage::Election { serial, bytes }) => self.desk.put_election(node, serial, &bytes),
                 Ok(LinkMessage::Death { serial, bytes }) => self.desk.put_death(serial, &bytes),
                 // The second and third copy, and whatever has no place here.
                 Ok(_) => continue,
@@ -519,15 +581,35 @@ impl Link {
         }
     }
 
-    fn end(&self, over: Over) {
-        self.desk.set_peer_node(None);
-        self.peer_gaps.set_linked(false);
+    fn end(&self, index: usize, connection: &Connection, over: Over) {
+        if let Some(node) = connection.stream.peer_node() {
+            self.desk.set_linked(node, false);
+        }
+        self.peer_gaps.set_linked(self.peers.iter().any(|peer| peer.current.is_some()));
         if let Over::Refused(fault) = over {
             add(&self.desk.counters.refused);
             tracing::error!(alarm = "pair-link-refused", %fault, "pair link");
         }
-        tracing::warn!(alarm = "pair-link-down", peer = %self.config.ends.peer, ?over, "pair link is down");
+        tracing::warn!(alarm = "pair-link-down", peer = %self.peers[index].end.address, ?over, "pair link is down");
     }
+}
+
+/// What a peer that is there has told that matters to a gap; the best is the greatest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct ForGap {
+    keeps_it: bool,
+    has_come: bool,
+    keeps_any: bool,
+}
+
+/// Whom to ask: one of the best, each in turn. Nobody, while those that are there keep nothing yet and others aren't there.
+fn choose(peers: &[Option<ForGap>], turn: usize) -> Option<usize> {
+    let best = peers.iter().flatten().max()?;
+    if !best.keeps_any && peers.iter().any(Option::is_none) {
+        return None;
+    }
+    let asked = || peers.iter().enumerate().filter(|(_, peer)| peer.as_ref() == Some(best)).map(|(index, _)| index);
+    asked().nth(turn % asked().count().max(1))
 }
 
 /// Bytes as digits.
@@ -542,17 +624,13 @@ impl std::fmt::Display for Hex<'_> {
 /// How long a message left at the desk waits at most for the thread to look.
 const TURN: Duration = Duration::from_millis(1);
 const DIAL_INTERVAL_NS: u64 = 100_000_000;
-const DIAL_PATIENCE: Duration = Duration::from_millis(50);
 /// Positions come every few tens of milliseconds; a connection on which nothing does is dead.
 const SILENCE_NS_MAX: u64 = 1_000_000_000;
 /// Less than the room in a channel's inbox; the rest is asked for at once. A gateway that comes back in the middle of a day waits
 /// for so many packets at a time: with 32 it was the waiting that took its time.
 const GAP_PACKETS_MAX: usize = 256;
-/// Connections that have not proved the key.
-const PENDING_MAX: usize = 4;
-const READS_PER_TURN: usize = 64;
-const UNSENT_BYTES_MAX: usize = 8 << 20;
-const DATAGRAM_COPIES: usize = 3;
+/// Connections that have not proved the key: room for all peers at once, and for strangers.
+const PENDING_MAX: usize = 32;
 const DATAGRAM_BYTES_MAX: usize = 65_536;
 
 #[cfg(all(test, not(feature = "loom")))]

@@ -295,12 +295,6 @@ impl LinkMessage {
         if rest.0.is_empty() { Ok(message) } else { Err(Malformed::TooLong) }
     }
 
-    /// Whether it also goes as datagrams: what must arrive while a connection stalls.
-    #[must_use]
-    pub fn is_urgent(&self) -> bool {
-        matches!(self, Self::Election { .. } | Self::Death { .. })
-    }
-
     fn kind(&self) -> u8 {
         match self {
             Self::Positions(_) => 0,

@@ -97,7 +97,9 @@ fn is_behind(state: ChannelState) -> bool {
     matches!(state, ChannelState::Waiting | ChannelState::Gap | ChannelState::Recovering | ChannelState::Stale)
 }
 
-fn is_well(state: ChannelState) -> bool {
+/// Nothing is missing.
+#[must_use]
+pub fn is_well(state: ChannelState) -> bool {
     matches!(state, ChannelState::Live | ChannelState::Ended)
 }
 

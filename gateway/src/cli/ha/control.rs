@@ -1,6 +1,6 @@
 //! `mdgw ha status`, `history`, `hand-over`, `pin`, `unpin`, `admit`, `drill`: questions to a running gateway.
 
-use std::{fmt::Write as _, path::PathBuf, time::Instant};
+use std::{collections::BTreeMap, fmt::Write as _, path::PathBuf, time::Instant};
 
 use anyhow::bail;
 use serde_json::Value;
@@ -76,27 +76,41 @@ pub(super) fn status(args: &Socket) -> anyhow::Result<Outcome> {
             writeln!(text, "node {} stands alone: there is no election", value["node"])?;
             return Ok(());
         }
+        write_groups(value, text)
+    })
+}
+
+/// A line for each group, what is amiss below it, and at the end who leads how much. 80 columns.
+fn write_groups(value: &Value, text: &mut String) -> anyhow::Result<()> {
+    let mut loads: BTreeMap<String, (usize, usize)> = BTreeMap::new();
+    writeln!(text, "{:<6} {:<24} {:>7} {:>8}  {:<10} connection", "group", "leader", "epoch", "channels", "here")?;
+    let groups = value["groups"].as_array().map_or(&[] as &[Value], Vec::as_slice);
+    for group in groups {
+        let channels = group["details"]["channels"].as_array().map_or(0, Vec::len);
+        let leader = leader(&group["leader"]);
         writeln!(
             text,
-            "{:<6} {:<10} {:<14} {:<24} {:<12} {:<7} stands in the way",
-            "group", "role", "epoch", "leader", "connection", "pinned"
+            "{:<6} {leader:<24} {:>7} {channels:>8}  {:<10} {}{}",
+            plain(&group["group"]),
+            plain(&group["epoch"]["count"]),
+            plain(&group["role"]),
+            plain(&group["connection"]),
+            if group["pinned"] == true { ", pinned" } else { "" }
         )?;
-        for group in value["groups"].as_array().into_iter().flatten() {
-            let epoch = format!("{} by {}", group["epoch"]["count"], group["epoch"]["node"]);
-            writeln!(
-                text,
-                "{:<6} {:<10} {epoch:<14} {:<24} {:<12} {:<7} {}",
-                group["group"],
-                plain(&group["role"]),
-                leader(&group["leader"]),
-                plain(&group["connection"]),
-                plain(&group["pinned"]),
-                plain(&group["obstacle"])
-            )?;
-            write_condition(&group["details"], text)?;
+        if let Some(obstacle) = group["obstacle"].as_str() {
+            writeln!(text, "       stands in the way: {obstacle}")?;
         }
-        Ok(())
-    })
+        write_condition(&group["details"], text)?;
+        let load = loads.entry(leader).or_default();
+        *load = (load.0 + 1, load.1 + channels);
+    }
+    if groups.len() > 1 {
+        writeln!(text)?;
+        for (leader, (groups, channels)) in loads {
+            writeln!(text, "{leader:<31} groups: {groups}, channels: {channels}")?;
+        }
+    }
+    Ok(())
 }
 
 /// What isn't as it should be: nothing for a gateway that stands and is fit, in an election that can't have two leaders.
@@ -283,6 +297,35 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn many_groups_are_told_with_their_leaders_and_loads_within_80_columns() {
+        let group = |group: u16, node: u8, role: &str, channels: usize| {
+            json!({
+                "group": group, "role": role, "epoch": { "count": 1_234 + u64::from(group), "node": node },
+                "leader": { "name": format!("gateway-{node}"), "node": node }, "connection": "reconnected",
+                "pinned": group == 2, "obstacle": (group == 3).then_some("Joining"),
+                "details": { "channels": vec![json!({ "channel": 1, "state": "live" }); channels], "fitness": "fit" },
+            })
+        };
+        let value = json!({
+            "node": 1, "groups": [group(1, 1, "leader", 3), group(2, 2, "candidate", 1), group(3, 2, "bystander", 12)],
+        });
+        let mut text = String::new();
+        write_groups(&value, &mut text).unwrap();
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        expect_test::expect![[r#"
+            group  leader                     epoch channels  here       connection
+            1      gateway-1 (node 1)          1235        3  leader     reconnected
+            2      gateway-2 (node 2)          1236        1  candidate  reconnected, pinned
+            3      gateway-2 (node 2)          1237       12  bystander  reconnected
+                   stands in the way: Joining
+
+            gateway-1 (node 1)              groups: 1, channels: 3
+            gateway-2 (node 2)              groups: 2, channels: 13
+        "#]]
+        .assert_eq(&text);
+    }
 
     #[test]
     fn a_takeover_is_told_in_words() {

@@ -8,13 +8,15 @@ use crate::{
         file,
         limits::{self, Bound},
         resolved::{
-            ElectionConfig, GatewayConfig, LinkConfig, ON_SUSPENDED, PeerConfig, PoolConfig, SentinelChoice, Threads,
+            Backend, ElectionConfig, GatewayConfig, LinkConfig, ON_SUSPENDED, PeerConfig, PoolConfig, SentinelChoice,
+            Threads,
         },
     },
     election::{
         identity::{NodeId, NodeName},
         timing::LeaseTiming,
     },
+    pair_link::PeerEnd,
 };
 
 impl Resolver<'_> {
@@ -40,10 +42,17 @@ impl Resolver<'_> {
             self.warnings.push("election without any [[election.peer]]: nobody can take over".to_owned());
         }
         let listeners_ms_max: u64 = self.number(&election.listeners_ms_max, limits::LISTENERS_MS_MAX);
-        let link = election.link.as_ref().and_then(|written| self.link(written, listeners_ms_max));
-        if election.link.is_some() && peers.len() > 1 {
-            self.wrong(&table, "[election.link] joins two gateways, and there are more [[election.peer]]");
-        }
+        let link = match &election.link {
+            Some(written) => self.link(written, &election.peer, listeners_ms_max),
+            None => {
+                for linked in election.peer.iter().filter_map(|peer| peer.get_ref().link.as_ref()) {
+                    self.wrong(&linked.span(), "`[election.link]` is missing: this gateway's own end");
+                }
+                None
+            }
+        };
+        let spread = self.spread(election, backend.as_ref());
+        let tenure_ms: u64 = self.number(&election.tenure_ms, limits::TENURE_MS);
         let priority: u8 = self.number(&election.priority, limits::PRIORITY);
         let name = self.node_name(&election.name, &table);
         let timing = self.timing(written);
@@ -70,6 +79,8 @@ impl Resolver<'_> {
             on_suspended: self.one_of(election.on_suspended.as_ref(), &ON_SUSPENDED).unwrap_or_default(),
             revision: self.number(&election.revision, limits::REVISION),
             preferred,
+            spread,
+            tenure_ns: tenure_ms * NS_PER_MS,
             core: self.election_core(election, pools),
             priority: (priority > 0).then_some(priority),
             listeners_ns_max,
@@ -77,12 +88,33 @@ impl Resolver<'_> {
         })
     }
 
-    fn link(&mut self, written: &Spanned<file::Link>, listeners_ms_max: u64) -> Option<LinkConfig> {
+    /// Where it is not said: among more than two gateways, unless one of them is to lead all groups.
+    fn spread(&mut self, election: &file::Election, backend: Option<&Backend>) -> bool {
+        let can_be = backend.is_none_or(Backend::moves_groups);
+        let Some(written) = &election.spread else {
+            return can_be && election.peer.len() > 1 && election.preferred.is_none();
+        };
+        let is_wanted = *written.get_ref();
+        if is_wanted && !can_be {
+            self.wrong(&written.span(), "under this backend no gateway hands over by itself");
+        }
+        if is_wanted && election.preferred.is_some() {
+            self.wrong(&written.span(), "`preferred` puts all groups on one gateway");
+        }
+        is_wanted
+    }
+
+    fn link(
+        &mut self,
+        written: &Spanned<file::Link>,
+        peers: &[Spanned<file::Peer>],
+        listeners_ms_max: u64,
+    ) -> Option<LinkConfig> {
         let (link, table) = (written.get_ref(), written.span());
         let key_file = self.required(&link.key_file, &table, "key_file")?;
         let listen = self.address(&link.listen, &table, "listen");
-        let peer = self.address(&link.peer, &table, "peer");
-        if listen == peer {
+        let peers = self.peer_ends(written, peers);
+        if peers.iter().any(|peer| peer.address == listen) {
             self.wrong(&table, format!("{listen}: `listen` and `peer` are the same"));
         }
         let sentinel = match link.sentinel.as_ref().map(|written| (written, written.get_ref().as_str())) {
@@ -99,7 +131,36 @@ impl Resolver<'_> {
         };
         let hang_limit_ns = self.hang_limit(link, &sentinel, listeners_ms_max);
         let history_bytes = self.number(&link.history_bytes, limits::HISTORY_BYTES);
-        Some(LinkConfig { listen, peer, key_file: key_file.into(), sentinel, hang_limit_ns, history_bytes })
+        Some(LinkConfig { listen, peers, key_file: key_file.into(), sentinel, hang_limit_ns, history_bytes })
+    }
+
+    /// Of one other gateway `peer` says it, of several each one's `link`.
+    fn peer_ends(&mut self, written: &Spanned<file::Link>, peers: &[Spanned<file::Peer>]) -> Vec<PeerEnd> {
+        let (link, table) = (written.get_ref(), written.span());
+        if let Some(place) = link.peer.as_ref().map(Spanned::span)
+            && peers.len() > 1
+        {
+            self.wrong(&place, "names one gateway, and there are more [[election.peer]]: give each of them a `link`");
+            return Vec::new();
+        }
+        let is_linked = |peer: &Spanned<file::Peer>| peer.get_ref().link.is_some();
+        if peers.len() < 2 && !peers.iter().any(is_linked) {
+            return vec![PeerEnd { node: None, address: self.address(&link.peer, &table, "peer") }];
+        }
+        if let Some(place) = link.peer.as_ref().map(Spanned::span) {
+            self.wrong(&place, "is said twice: the [[election.peer]] has a `link`");
+        }
+        let mut ends: Vec<PeerEnd> = Vec::new();
+        for peer in peers {
+            let (peer, table) = (peer.get_ref(), peer.span());
+            let node: u8 = self.number(&peer.node, limits::NODE);
+            let address = self.address(&peer.link, &table, "link");
+            if ends.iter().any(|other| other.address == address) && peer.link.is_some() {
+                self.wrong(&table, format!("{address}: every gateway needs an address of its own"));
+            }
+            ends.push(PeerEnd { node: Some(node), address });
+        }
+        ends
     }
 
     fn hang_limit(&mut self, link: &file::Link, sentinel: &SentinelChoice, listeners_ms_max: u64) -> Option<u64> {

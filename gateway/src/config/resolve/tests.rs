@@ -79,7 +79,7 @@ fn promotion_follows_the_wait_policy_unless_given() {
 
 #[test]
 fn shipped_configurations_load() {
-    for name in ["mdgw.toml", "loopback.toml", "pair.toml", "votes.toml"] {
+    for name in ["mdgw.toml", "loopback.toml", "pair.toml", "votes.toml", "groups.toml"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops/config").join(name);
         let resolved = Resolved::load(&path).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(resolved.warnings, Vec::<String>::new(), "{name}");
@@ -517,6 +517,65 @@ fn a_hang_limit_is_longer_than_a_sound_gateway_may_wait_and_has_somebody_who_loo
             x.toml:37:17: election.link.hang_limit_ms: 204: must be 0 or at least 200 + listeners_ms_max = 205
             x.toml:37:17: election.link.hang_limit_ms: `sentinel = "none"`: nobody could see a hang"#]],
     );
+}
+
+#[test]
+fn several_gateways_are_linked_each_by_its_own_address() {
+    let ends = |more: &str, peers: &str| {
+        with_file_election(&format!("{more}\n[election.link]\nlisten = \"127.0.0.1:1\"\nkey_file = \"key\""))
+            .replace("name = \"gw1\"\n", &format!("name = \"gw1\"\n{peers}"))
+    };
+    let third = "[[election.peer]]\nnode = 2\nname = \"gw2\"\n";
+    let both = format!("link = \"127.0.0.1:2\"\n{third}link = \"127.0.0.1:3\"\n");
+    let election = load(&ends("tenure_ms = 500", &both)).unwrap().election.unwrap();
+    let linked: Vec<_> = election.link.unwrap().peers.iter().map(|peer| (peer.node, peer.address.port())).collect();
+    assert_eq!(linked, [(Some(1), 2), (Some(2), 3)]);
+    assert_eq!((election.spread, election.tenure_ns), (true, 500_000_000));
+    assert!(!load(&ends("preferred = 1", &both)).unwrap().election.unwrap().spread, "all are to be at one");
+    refused(
+        &ends("spread = true\npreferred = 1", &both),
+        expect!["x.toml:32:10: election.spread: `preferred` puts all groups on one gateway"],
+    );
+    refused(
+        &ends("", third),
+        expect![[r#"
+        2 problems
+        x.toml:36:1: election.peer[0]: `link` is missing
+        x.toml:39:1: election.peer[1]: `link` is missing"#]],
+    );
+    refused(
+        &ends("", &both.replace(":3", ":2")),
+        expect!["x.toml:40:1: election.peer[1]: 127.0.0.1:2: every gateway needs an address of its own"],
+    );
+    let named = ends("", &both).replace("key_file", "peer = \"127.0.0.1:2\"\nkey_file");
+    refused(
+        &named,
+        expect![
+            "x.toml:35:8: election.link.peer: names one gateway, and there are more [[election.peer]]: give each of them a `link`"
+        ],
+    );
+    refused(
+        &with_file_election("").replace("name = \"gw1\"", "name = \"gw1\"\nlink = \"127.0.0.1:2\""),
+        expect!["x.toml:36:8: election.peer[0].link: `[election.link]` is missing: this gateway's own end"],
+    );
+}
+
+#[test]
+fn defaults_in_the_groups_comments_are_the_defaults_and_it_is_said_where_groups_lie() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ops/config/groups.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let explicit = text.replace("# spread =", "spread =").replace("# tenure_ms =", "tenure_ms =");
+    assert_ne!(explicit, text);
+    let [plain, explicit] = [&text, &explicit].map(|text| load(text).unwrap_or_else(|error| panic!("{error}")));
+    assert_eq!(plain.settings(), explicit.settings());
+    let mut explained = String::new();
+    crate::config::explain::explain(&plain, &mut explained).unwrap();
+    let lines = explained.lines().filter(|line| line.starts_with("  groups") || line.starts_with("  link"));
+    let lines: Vec<_> = lines.map(str::trim_start).collect();
+    expect![[r#"
+          groups     6, spread by channels over up to 3 gateways; one moves by hand-over, after at least 10 s
+          link       127.0.0.1:31201 to 127.0.0.1:31202, 127.0.0.1:31203; sentinel: started"#]]
+    .assert_eq(&lines.join("\n"));
 }
 
 /// Whether that setting says where the store is.

@@ -98,8 +98,11 @@ impl Lease {
                 let wait_ns = timing.wait_for_ns(record.lease_ns);
                 if self.differs_from(record).is_some() {
                     learned.plus(wait_ns.saturating_mul(DIFFERENCE_PATIENCE))
-                } else if record.holder.is_none() || self.is_dead(record) {
+                } else if record.holder.is_none() {
                     settled.plus(wait_ns).max(learned)
+                } else if self.is_dead(record) {
+                    // Who tries first is reckoned from the news.
+                    settled.plus(wait_ns).max(learned).max(self.death_heard)
                 } else {
                     learned.plus(wait_ns)
                 }
@@ -112,6 +115,11 @@ impl Lease {
     /// Whether something stands in the way that time alone doesn't remove.
     fn hinders(&self) -> bool {
         !matches!(self.find_obstacle(), None | Some(Obstacle::Promised | Obstacle::Configuration { .. }))
+    }
+
+    /// Whether it could take over, were its time there.
+    pub(super) fn could_lead(&self) -> bool {
+        !self.closing && matches!(self.find_obstacle(), None | Some(Obstacle::Promised))
     }
 
     fn find_obstacle(&self) -> Option<Obstacle> {
@@ -151,14 +159,14 @@ impl Lease {
         (!is_same && ours.revision <= theirs.revision).then_some(theirs)
     }
 
-    /// How many of the others are to be let first: those known to stand that are fitter, or as fit and preferred or of
-    /// a lower number. It decides who tries first, never who may.
+    /// How many of the others are to be let first: those known to stand that are fitter, or as fit and meant to follow or
+    /// of a lower number. It decides who tries first, never who may.
     fn rank(&self) -> u64 {
         let record = self.knowledge.record();
         let holder = record.and_then(|record| record.holder.as_ref()).map(|holder| holder.node);
         let named = |node: &NodeId| record.is_none_or(|record| record.candidates.contains_key(node));
-        let place =
-            |node: NodeId, class: FitnessClass| (std::cmp::Reverse(class), self.config.preferred != Some(node), node);
+        let successor = self.place.successor.or(self.config.preferred);
+        let place = |node: NodeId, class: FitnessClass| (std::cmp::Reverse(class), successor != Some(node), node);
         let own = place(self.node(), self.fitness.class());
         let before = self.peers.iter().filter(|(node, peer)| {
             let is_recent = self.knowledge.learned() <= peer.heard_at.plus(self.config.timing.lease_ns);
@@ -189,11 +197,13 @@ impl Lease {
             }
             return;
         }
+        self.peers.retain(|node, peer| (*node, peer.state.member.incarnation) != (notice.holder, notice.incarnation));
         if !self.deaths.contains(&notice) {
             if self.deaths.len() == DEATHS_MAX {
                 self.deaths.remove(0);
             }
             self.deaths.push(notice);
+            self.death_heard = now;
         }
         self.promised.take_if(|promised| promised.question.is_of(&notice));
     }

@@ -178,26 +178,28 @@ impl Lease {
         }
         let best = self.fittest_peer(now)?;
         let state = &self.peers.get(&best)?.state;
-        let is_preferred = self.config.preferred == Some(best) && !state.fitness.is_worse_than(&self.fitness);
-        (self.fitness.is_worse_than(&state.fitness) || is_preferred).then_some(best)
+        let is_home = self.home() == Some(best) && !state.fitness.is_worse_than(&self.fitness);
+        (self.fitness.is_worse_than(&state.fitness) || is_home).then_some(best)
     }
 
-    /// Of those named, standing, heard lately and level in configuration: the fittest, then the preferred one.
+    /// Who is to lead, of those as fit.
+    fn home(&self) -> Option<NodeId> {
+        self.place.home.or(self.config.preferred)
+    }
+
+    /// Of those named, standing, heard lately and level in configuration: the fittest, then the one that is to lead.
     pub(super) fn fittest_peer(&self, now: MonoNs) -> Option<NodeId> {
         let can_lead = self.peers.keys().filter(|node| self.can_take_over(**node, now));
         can_lead.copied().max_by_key(|node| {
             let class = self.peers.get(node).map(|peer| peer.state.fitness.class());
-            (class, self.config.preferred == Some(*node), std::cmp::Reverse(*node))
+            (class, self.home() == Some(*node), std::cmp::Reverse(*node))
         })
     }
 
     pub(super) fn can_take_over(&self, node: NodeId, now: MonoNs) -> bool {
         let Some(peer) = self.peers.get(&node) else { return false };
-        let (theirs, ours) = (peer.state.configuration, self.config.configuration);
-        let is_level =
-            (theirs.hash, theirs.output_version) == (ours.hash, ours.output_version) || theirs.revision > ours.revision;
         let Phase::Leading(leadership) = &self.phase else { return false };
-        is_level
+        self.is_level_with(&peer.state)
             && leadership.named.get(&node) == Some(&peer.state.member.name)
             && peer.state.standing == Standing::Stands
             && now.since(peer.heard_at) <= self.config.timing.lease_ns

@@ -566,25 +566,75 @@ fn a_hand_over_that_the_store_did_not_take_is_led_on_under_a_new_epoch() {
     assert_eq!(leader.swap(expected, &gave), Outcome::Refused, "one of the two takes effect");
 }
 
+/// When a leader offers the lead to gateway 2, which stands beside it for twelve seconds and is so fit.
+fn offered_after_ms(leader: &mut Desk, peer: Fitness) -> Option<u64> {
+    (0..12_000).step_by(20).find(|_| {
+        leader.run(20 * MS);
+        leader.peer_stands(2, peer);
+        leader.messages().iter().any(|(_, message)| matches!(message, PeerMessage::Prepare(_)))
+    })
+}
+
 #[test]
 fn who_is_worse_by_a_class_hands_over_after_its_tenure_unless_pinned() {
     for (pin, offers) in [(Pin::Free, true), (Pin::Pinned, false)] {
         let mut leader = Desk::leading(1);
         leader.say(Input::Pin(pin));
         leader.say(Input::Fitness(Fitness { channels_failed: 1, ..Fitness::default() }));
-        let mut offered_after_ms = None;
-        for ms in (0..12_000).step_by(20) {
-            leader.run(20 * MS);
-            leader.peer_stands(2, Fitness::default());
-            if offered_after_ms.is_none()
-                && leader.messages().iter().any(|(_, message)| matches!(message, PeerMessage::Prepare(_)))
-            {
-                offered_after_ms = Some(ms);
-            }
-        }
-        assert_eq!(offered_after_ms.is_some(), offers);
-        assert!(offered_after_ms.is_none_or(|ms| ms >= 9_900), "{offered_after_ms:?}");
+        let offered = offered_after_ms(&mut leader, Fitness::default());
+        assert_eq!(offered.is_some(), offers);
+        assert!(offered.is_none_or(|ms| ms >= 9_900), "{offered:?}");
     }
+}
+
+#[test]
+fn a_group_goes_where_it_belongs_after_its_leaders_tenure_unless_pinned_or_less_fit_there() {
+    let stalled = Fitness { stalled: true, ..Fitness::default() };
+    for (home, pin, peer, offers) in [
+        (2, Pin::Free, Fitness::default(), true),
+        (2, Pin::Pinned, Fitness::default(), false),
+        (2, Pin::Free, stalled, false),
+        (1, Pin::Free, Fitness::default(), false),
+    ] {
+        let mut leader = Desk::leading(1);
+        leader.say(Input::Pin(pin));
+        leader.say(Input::Placed(Place { home: Some(NodeId(home)), successor: None }));
+        let offered = offered_after_ms(&mut leader, peer);
+        assert_eq!(offered.is_some(), offers, "to {home}, {pin:?}, {peer:?}");
+        assert!(offered.is_none_or(|ms| ms >= 9_900), "{offered:?}");
+    }
+}
+
+#[test]
+fn who_is_meant_to_follow_tries_first() {
+    let candidates: BTreeMap<NodeId, NodeName> = [1, 2, 3].map(|node| (NodeId(node), member(node, 0).name)).into();
+    let opens_after_ms = |node: u8, other: u8| {
+        let mut desk = Desk::following(node, Record { candidates: candidates.clone(), ..record(5, &member(1, 1)) });
+        desk.say(Input::Placed(Place { home: None, successor: Some(NodeId(3)) }));
+        desk.peer_stands(other, Fitness::default());
+        (0_u64..1_000).find(|_| {
+            desk.run(MS);
+            desk.opened().is_some()
+        })
+    };
+    let [second, third] = [opens_after_ms(2, 3), opens_after_ms(3, 2)].map(Option::unwrap);
+    assert_eq!(second - third, LeaseTiming::DEFAULT.renew_ns / 2 / MS, "{second} {third}");
+
+    // Of a death they hear some time after the last renewal: that time is nobody's start.
+    let opens_at_once = |node: u8, other: u8| {
+        let record = Record { candidates: candidates.clone(), ..record(5, &member(1, 1)) };
+        let mut desk = Desk::following(node, record.clone());
+        desk.run(WAIT_NS - 2 * MS);
+        desk.put(record);
+        desk.changed();
+        desk.run(15 * MS);
+        desk.say(Input::Placed(Place { home: None, successor: Some(NodeId(3)) }));
+        desk.peer_stands(other, Fitness::default());
+        desk.say(Input::Died(DeathNotice { holder: NodeId(1), incarnation: Incarnation(1), epoch: Epoch::new(5, 1) }));
+        desk.run(0);
+        desk.opened().is_some()
+    };
+    assert_eq!([opens_at_once(2, 3), opens_at_once(3, 2)], [false, true]);
 }
 
 #[test]

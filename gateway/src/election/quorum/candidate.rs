@@ -186,7 +186,7 @@ impl Candidate {
     fn on_input(&mut self, now: MonoNs, input: Input<QuorumEvent>, outputs: &mut Outputs) {
         match input {
             // Membership is the configuration's here, and promises of peers are those of voters.
-            Input::Time | Input::Admit(..) => {}
+            Input::Time | Input::Admit(..) | Input::Placed(_) => {}
             Input::Backend(QuorumEvent::Received(message)) => self.on_message(now, message, outputs),
             Input::Backend(QuorumEvent::Stored(ticket)) => self.voter_step(now, VoterInput::Stored(ticket), outputs),
             Input::Backend(QuorumEvent::NotStored(ticket)) => {
@@ -456,6 +456,8 @@ impl Core for Candidate {
             connection: self.connection,
             pin: self.pin,
             obstacle: self.obstacle_now(),
+            fitness: self.fitness,
+            ..View::default()
         }
     }
 }

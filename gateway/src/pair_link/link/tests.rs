@@ -1,7 +1,8 @@
 //! Two links over loopback.
 
 use std::{
-    net::Ipv4Addr,
+    io::Write as _,
+    net::{Ipv4Addr, TcpStream},
     time::{Duration, Instant},
 };
 
@@ -23,9 +24,17 @@ fn free_address() -> SocketAddrV4 {
 
 fn start(node: u8, listen: SocketAddrV4, peer: SocketAddrV4, key: u8) -> (PairLink, Arc<KnownEpochs>) {
     let epochs = Arc::new(KnownEpochs::new(Epoch::new(node.into(), node), 1));
-    let ends = PairEnds { listen, peer, key: SharedKey::new(&[key; 32]), period_ns: 5_000_000 };
+    let ends = PairEnds { listen, peers: vec![end(peer)], key: SharedKey::new(&[key; 32]), period_ns: 5_000_000 };
     let parts = PairParts { epochs: [(GroupId(1), Arc::clone(&epochs))].into(), ..parts() };
     (PairLink::start(PairLinkConfig { node, ends }, parts).unwrap(), epochs)
+}
+
+fn end(address: SocketAddrV4) -> PeerEnd {
+    PeerEnd { node: None, address }
+}
+
+fn has_met(link: &PairLink, node: u8) -> bool {
+    link.desk().is_linked_to(node)
 }
 
 /// Of a gateway without channels.
@@ -57,12 +66,12 @@ fn messages_come_once_though_they_go_by_several_ways_and_a_link_comes_back() {
     let (a, b) = (free_address(), free_address());
     let (first, _) = start(1, a, b, 7);
     let (second, _) = start(2, b, a, 7);
-    wait_until("they meet", || first.desk().peer_node() == Some(2) && second.desk().peer_node() == Some(1));
+    wait_until("they meet", || has_met(&first, 2) && has_met(&second, 1));
     let question =
         Question { asker: NodeId(1), incarnation: Incarnation(1), epoch: Epoch::new(5, 1), nonce: 9, lease_ns: 1 };
     for nonce in 0..50 {
         let message = PeerMessage::PromiseAsk(Question { nonce, ..question });
-        assert!(first.desk().send_election(GroupId(3), &message));
+        assert!(first.desk().send_election(2, GroupId(3), &message));
     }
     assert!(first.desk().send_death(&notice(1)));
     for nonce in 0..50 {
@@ -72,22 +81,22 @@ fn messages_come_once_though_they_go_by_several_ways_and_a_link_comes_back() {
             came.is_some()
         });
         // A datagram may overtake the connection, so only what came is certain, not the order.
-        assert!(matches!(came, Some((GroupId(3), PeerMessage::PromiseAsk(_)))), "{nonce}");
+        assert!(matches!(came, Some((1, GroupId(3), PeerMessage::PromiseAsk(_)))), "{nonce}");
     }
     let mut death = None;
     wait_until("the death is told", || {
         death = second.desk().take_death();
         death.is_some()
     });
-    assert_eq!(death, Some(notice(1)));
+    assert_eq!(death, Some((None, notice(1))));
     assert_eq!((second.desk().take_election(), second.desk().take_death()), (None, None));
     assert!(second.desk().counts().datagrams > 0, "{:?}", second.desk().counts());
     drop(second);
-    wait_until("it is gone", || first.desk().peer_node().is_none());
+    wait_until("it is gone", || first.desk().peer_nodes().is_empty());
     let (second, _) = start(2, b, a, 7);
-    wait_until("they meet again", || first.desk().peer_node() == Some(2) && second.desk().peer_node() == Some(1));
+    wait_until("they meet again", || has_met(&first, 2) && has_met(&second, 1));
     assert!(second.desk().send_death(&notice(2)));
-    wait_until("it is heard", || first.desk().take_death() == Some(notice(2)));
+    wait_until("it is heard", || first.desk().take_death() == Some((None, notice(2))));
 }
 
 #[test]
@@ -95,7 +104,7 @@ fn whoever_lacks_the_key_neither_meets_nor_cuts_the_link() {
     let (a, b) = (free_address(), free_address());
     let (first, _) = start(1, a, b, 7);
     let (second, _) = start(2, b, a, 7);
-    wait_until("they meet", || first.desk().peer_node() == Some(2) && second.desk().peer_node() == Some(1));
+    wait_until("they meet", || has_met(&first, 2) && has_met(&second, 1));
     let connections = first.desk().counts().connections;
     // One with another key, one that says nothing it should, one that says nothing at all.
     let (_stranger, _) = start(3, free_address(), a, 8);
@@ -105,14 +114,65 @@ fn whoever_lacks_the_key_neither_meets_nor_cuts_the_link() {
     UdpSocket::bind("127.0.0.1:0").unwrap().send_to(&[1; 100], a).unwrap();
     wait_until("they are refused", || first.desk().counts().refused >= 2);
     assert!(first.desk().send_death(&notice(3)));
-    wait_until("the link still carries", || second.desk().take_death() == Some(notice(3)));
+    wait_until("the link still carries", || second.desk().take_death() == Some((None, notice(3))));
     assert_eq!(first.desk().counts().connections, connections);
+}
+
+#[test]
+fn of_three_each_hears_what_is_for_it_and_from_whom() {
+    // Who has a lower address dials: so does whoever is at 127.0.0.1.
+    let addresses = [1, 2, 3].map(|node| (node, SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 2), free_address().port())));
+    let start_of_three = |node: u8, listen: SocketAddrV4| {
+        let others = addresses.iter().filter(|(other, _)| *other != node);
+        let peers = others.map(|(other, address)| PeerEnd { node: Some(*other), address: *address }).collect();
+        let ends = PairEnds { listen, peers, key: SharedKey::new(&[7; 32]), period_ns: 5_000_000 };
+        PairLink::start(PairLinkConfig { node, ends }, parts()).unwrap()
+    };
+    let links = addresses.map(|(node, listen)| start_of_three(node, listen));
+    wait_until("all meet", || links.iter().all(|link| link.desk().peer_nodes().len() == 2));
+    let [first, second, third] = &links;
+    let question =
+        Question { asker: NodeId(1), incarnation: Incarnation(1), epoch: Epoch::new(5, 1), nonce: 9, lease_ns: 1 };
+    assert!(first.desk().send_election(3, GroupId(4), &PeerMessage::PromiseAsk(question)));
+    assert!(first.desk().send_death(&notice(1)));
+    for link in [second, third] {
+        wait_until("a death is told to all", || link.desk().take_death() == Some((None, notice(1))));
+    }
+    let mut came = None;
+    wait_until("the question comes", || {
+        came = third.desk().take_election();
+        came.is_some()
+    });
+    assert_eq!(came, Some((1, GroupId(4), PeerMessage::PromiseAsk(question))));
+    assert_eq!(second.desk().take_election(), None, "it was not for this one");
+
+    // With the key, but of a number that nobody has configured.
+    let refused = first.desk().counts().refused;
+    let (stranger, _) = start(9, free_address(), addresses[0].1, 7);
+    wait_until("the stranger is refused", || first.desk().counts().refused > refused);
+    assert!(!has_met(first, 9));
+    drop(stranger);
+}
+
+#[test]
+fn a_gap_is_asked_of_who_keeps_it_in_turn_and_of_nobody_while_who_may_keep_it_is_away() {
+    let begun = ForGap::default();
+    let behind = ForGap { keeps_any: true, ..begun };
+    let level = ForGap { has_come: true, ..behind };
+    let keeps = ForGap { keeps_it: true, ..level };
+    let asked = |peers: &[Option<ForGap>]| [0, 1, 2, 3].map(|turn| choose(peers, turn));
+    assert_eq!(asked(&[Some(keeps), Some(level), Some(keeps)]), [0, 2, 0, 2].map(Some));
+    assert_eq!(asked(&[None, Some(level), Some(behind)]), [1; 4].map(Some));
+    assert_eq!(asked(&[Some(begun), Some(behind)]), [1; 4].map(Some));
+    assert_eq!(asked(&[Some(begun), None]), [None; 4]);
+    assert_eq!(asked(&[Some(begun), Some(begun)]), [0, 1, 0, 1].map(Some), "they say that they have nothing");
+    assert_eq!(asked(&[None, None]), [None; 4]);
 }
 
 #[test]
 fn one_address_for_both_ends_is_refused() {
     let address = free_address();
-    let ends = PairEnds { listen: address, peer: address, key: SharedKey::new(&[7; 32]), period_ns: 1 };
+    let ends = PairEnds { listen: address, peers: vec![end(address)], key: SharedKey::new(&[7; 32]), period_ns: 1 };
     let refused = PairLink::start(PairLinkConfig { node: 1, ends }, parts()).unwrap_err();
     assert!(matches!(refused, PairLinkError::OneAddress(_)));
 }

@@ -1,0 +1,392 @@
+//! Several gateways that share several groups, as processes of their own; one feed for all groups, a consumer for each,
+//! and a capture of everything that is published.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    fs,
+    net::{Ipv4Addr, SocketAddrV4},
+    os::unix::fs::PermissionsExt as _,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use mdgw_feeds::identity::{ChannelId, GroupId, Session};
+use mdgw_publog::Reader;
+use mdgw_subscriber::{LineAddress, Subscriber, SubscriberConfig};
+use serde_json::Value;
+
+use crate::{
+    captures::say,
+    failover::Timing,
+    pair::{LogEntry, Told, check, entries_of, messages_of, wait_until},
+    process::{self, Ended, Mdgw, PATIENCE, Signal},
+    site::{Site, text, wait_until_joined},
+    tap::Tap,
+};
+
+/// How many groups: one channel each, numbered like its group.
+pub const GROUPS: u16 = 6;
+/// How many gateways: nodes 1 to so many.
+pub const GATEWAYS: u8 = 3;
+
+/// Who leads each group, and under which epoch's count.
+pub type Leaders = BTreeMap<u16, (u8, u64)>;
+
+/// The gateways. All are killed when it is dropped.
+#[derive(Debug)]
+pub struct Cluster {
+    sites: Vec<Site>,
+    running: Vec<Option<Mdgw>>,
+    /// Three sites' lines: one for each channel.
+    lines: Vec<SocketAddrV4>,
+    _lines: Vec<Site>,
+    /// `backend = …` and the table of its store.
+    backend: [String; 2],
+    timing: Timing,
+}
+
+/// For a machine that is busy with other things: that must not end a lease, and a death needs none to be noticed.
+pub const PATIENT: Timing = Timing(8_000, 500, 2_000);
+
+impl Cluster {
+    /// Nothing runs yet. `store`: the lines of `[election.etcd]`; `None`: records in files.
+    ///
+    /// # Panics
+    /// When the key can't be written.
+    #[must_use]
+    pub fn new(store: Option<String>, timing: Timing) -> Self {
+        let first = Site::numbered(1);
+        let others = (2..=GATEWAYS).map(|node| first.peer(node)).collect::<Vec<_>>();
+        let backend = match store {
+            Some(store) => ["etcd".to_owned(), format!("[election.etcd]\n{store}")],
+            None => {
+                let records = first.path("records");
+                ["file".to_owned(), format!("[election.file]\ndirectory = \"{}\"", text(&records))]
+            }
+        };
+        let key = first.path("key");
+        fs::write(&key, "5a".repeat(32)).expect("the key can be written");
+        fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("the key is one's own");
+        let of_lines: Vec<_> = (0..GROUPS.div_ceil(2)).map(|_| Site::new()).collect();
+        Self {
+            sites: [first].into_iter().chain(others).collect(),
+            running: (0..GATEWAYS).map(|_| None).collect(),
+            lines: of_lines.iter().flat_map(|site| site.lines).collect(),
+            _lines: of_lines,
+            backend,
+            timing,
+        }
+    }
+
+    /// Where everything is published.
+    #[must_use]
+    pub fn output(&self) -> SocketAddrV4 {
+        self.sites[0].output
+    }
+
+    /// A file of the first gateway's.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.sites[0].path(name)
+    }
+
+    /// Starts a gateway; it runs when this returns.
+    ///
+    /// # Panics
+    /// When its configuration can't be written, or it doesn't start.
+    pub fn start(&mut self, node: u8) {
+        let path = self.site(node).path("gateway.toml");
+        fs::write(&path, self.config_text(node)).expect("the configuration can be written");
+        let gateway = process::start(["run", text(&path), "--date", "2019-01-30", "--ts-recv", "none"]);
+        gateway.says("gateway runs");
+        self.running[index(node)] = Some(gateway);
+        wait_until("its control socket is there", || self.status(node).is_some());
+    }
+
+    /// Kills it as a crash does.
+    ///
+    /// # Panics
+    /// When it doesn't run.
+    pub fn kill(&mut self, node: u8) {
+        let gateway = self.running[index(node)].take().expect("a gateway that is killed runs");
+        let _ended = gateway.end_by(Signal::Kill);
+    }
+
+    /// Ends it in order; what it said.
+    ///
+    /// # Panics
+    /// When it doesn't run, or ends with an error.
+    pub fn end(&mut self, node: u8) -> String {
+        let gateway = self.running[index(node)].take().expect("a gateway that is ended runs");
+        gateway.end_by(Signal::Terminate).with_code(0).stderr
+    }
+
+    /// `mdgw ha` with these arguments, of that gateway.
+    #[must_use]
+    pub fn ask(&self, node: u8, question: &[&str]) -> Ended {
+        let socket = self.site(node).path("control");
+        process::run(["ha"].iter().chain(question).copied().chain(["--socket", text(&socket)]))
+    }
+
+    /// What it says of its groups; `None` when it doesn't answer.
+    #[must_use]
+    pub fn status(&self, node: u8) -> Option<Value> {
+        let ended = self.ask(node, &["status", "--json"]);
+        (ended.code == Some(0)).then(|| ended.json()["groups"].clone())
+    }
+
+    /// Who leads each group by its own word, if each group has one leader among those that run.
+    #[must_use]
+    pub fn leaders(&self) -> Option<Leaders> {
+        let mut leaders = Leaders::new();
+        for node in (1..=GATEWAYS).filter(|node| self.running[index(*node)].is_some()) {
+            for group in self.status(node)?.as_array()? {
+                if group["has_leadership"] == true {
+                    let number = u16::try_from(group["group"].as_u64()?).ok()?;
+                    leaders.insert(number, (node, group["epoch"]["count"].as_u64()?));
+                }
+            }
+        }
+        (leaders.len() == usize::from(GROUPS)).then_some(leaders)
+    }
+
+    /// How often those of them that run have said that they are less fit to lead.
+    #[must_use]
+    pub fn doubts(&self, nodes: &[u8]) -> usize {
+        let running = nodes.iter().filter_map(|node| self.running[index(*node)].as_ref());
+        running.map(|gateway| gateway.said().matches("less fit to lead").count()).sum()
+    }
+
+    /// Waits until each of `nodes` leads as many groups as any other, and no others lead; who leads what then.
+    #[must_use]
+    pub fn wait_until_spread(&self, nodes: &[u8]) -> Leaders {
+        let share = usize::from(GROUPS) / nodes.len();
+        let mut spread = Leaders::new();
+        wait_until("the groups are spread", || {
+            let Some(leaders) = self.leaders() else { return false };
+            spread = leaders;
+            nodes.iter().all(|node| spread.values().filter(|(leader, _)| leader == node).count() == share)
+        });
+        spread
+    }
+
+    /// Starts the feed: the same messages for each channel, without an end.
+    #[must_use]
+    pub fn feed(&self, rate: &str) -> Mdgw {
+        let lines: Vec<String> = self.lines.iter().map(ToString::to_string).collect();
+        let lines = lines.iter().flat_map(|line| ["--line", line]);
+        let fixed = ["sim", "--interface", "127.0.0.1", "--messages", "10000000", "--stocks", "50", "--rate", rate];
+        process::start(fixed.into_iter().chain(lines))
+    }
+
+    /// What a consumer of that group has to get, by the log of a gateway that has been there all the time.
+    #[must_use]
+    pub fn messages(&self, node: u8, group: u16) -> BTreeMap<(Session, u64), Vec<u8>> {
+        messages_of(&self.log(node, group))
+    }
+
+    fn log(&self, node: u8, group: u16) -> Vec<LogEntry> {
+        Reader::open(self.site(node).path("log").join(group.to_string()), group).map(entries_of).unwrap_or_default()
+    }
+
+    fn site(&self, node: u8) -> &Site {
+        &self.sites[index(node)]
+    }
+
+    fn config_text(&self, node: u8) -> String {
+        let site = self.site(node);
+        let (log, state, socket, audit) =
+            (site.path("log"), site.path("state"), site.path("control"), site.path("audit"));
+        let mut config = format!(
+            "[gateway]\nnode = {node}\nstate_file = \"{}\"\nlog_dir = \"{}\"\nsegment_bytes = 4194304\n\
+             retention_bytes = 67108864\ncontrol_socket = \"{}\"\naudit_file = \"{}\"\n\n\
+             [[pool]]\nname = \"main\"\nthreads = 2\nwait = \"park\"\n\n",
+            text(&state),
+            text(&log),
+            text(&socket),
+            text(&audit)
+        );
+        // Writing to a string cannot fail.
+        for (group, line) in (1..=GROUPS).zip(&self.lines) {
+            let _ = writeln!(
+                config,
+                "[[channel]]\nid = {group}\ngroup = {group}\nname = \"channel-{group}\"\nfeed = \"nasdaq-itch-5.0\"\n\
+                 orders_max = 65536\nlevels_max = 65536\n\
+                 [[channel.line]]\nname = \"A\"\ngroup = \"{line}\"\ninterface = \"127.0.0.1\"\n\
+                 receive_buffer_bytes = 4194304\n"
+            );
+        }
+        let groups: Vec<String> = (1..=GROUPS).map(|group| group.to_string()).collect();
+        let [backend, store] = &self.backend;
+        let Timing(lease_ms, renew_ms, margin_ms) = self.timing;
+        let _ = write!(
+            config,
+            "[[output]]\ngroups = [{}]\nheartbeat_ms = 200\n\
+             [[output.line]]\naddress = \"{}\"\ninterface = \"127.0.0.1\"\nloopback = true\n\n\
+             [retransmission]\nlisten = \"{}\"\nallowed = [\"127.0.0.0/8\"]\nrequests_per_second = 10000\n\
+             bytes_per_second = 100000000\n\n\
+             [election]\nbackend = \"{backend}\"\nname = \"gw{node}\"\nlease_ms = {lease_ms}\n\
+             renew_ms = {renew_ms}\nmargin_ms = {margin_ms}\ntenure_ms = 1000\n\n{store}\n\n\
+             [election.link]\nlisten = \"{}\"\nkey_file = \"{}\"\n",
+            groups.join(", "),
+            self.output(),
+            site.retransmission,
+            site.requests,
+            text(&self.path("key")),
+        );
+        for peer in (1..=GATEWAYS).filter(|peer| *peer != node) {
+            let link = self.site(peer).requests;
+            let _ = write!(config, "\n[[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\nlink = \"{link}\"\n");
+        }
+        config
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for gateway in self.running.iter().flatten() {
+                say(&gateway.said());
+            }
+        }
+    }
+}
+
+fn index(node: u8) -> usize {
+    usize::from(node) - 1
+}
+
+/// A consumer of each group, and a capture of all.
+#[derive(Debug)]
+pub struct Audience {
+    consumers: BTreeMap<u16, Consumer>,
+    tap: Tap,
+    /// The capture.
+    pub capture: PathBuf,
+}
+
+impl Audience {
+    /// Listens to what those gateways publish, and asks the first of them for what it misses.
+    ///
+    /// # Panics
+    /// When it can't.
+    #[must_use]
+    pub fn start(cluster: &Cluster, gateways: u32) -> Self {
+        let capture = cluster.path("published.pcap");
+        let tap = Tap::start(cluster.output(), &capture);
+        let service = cluster.sites[0].retransmission;
+        let consumers: BTreeMap<_, _> =
+            (1..=GROUPS).map(|group| (group, Consumer::start(cluster.output(), service, group))).collect();
+        wait_until_joined(cluster.output(), gateways + 1 + u32::from(GROUPS));
+        Self { consumers, tap, capture }
+    }
+
+    /// How many messages the consumer has that has the fewest.
+    #[must_use]
+    pub fn fewest(&self) -> usize {
+        self.consumers.values().map(|consumer| consumer.heard().len()).min().unwrap_or(0)
+    }
+
+    /// Waits until each consumer has got so many messages more.
+    pub fn wait_for_more(&self, count: usize) {
+        let before: BTreeMap<u16, usize> =
+            self.consumers.iter().map(|(group, consumer)| (*group, consumer.heard().len())).collect();
+        wait_until("each stream goes on", || {
+            self.consumers.iter().all(|(group, consumer)| consumer.heard().len() >= before[group] + count)
+        });
+    }
+
+    /// The longest time between two messages of a group, of what falls into that time.
+    #[must_use]
+    pub fn longest_silence(&self, group: u16, from: Instant, until: Instant) -> Duration {
+        let heard = self.consumers[&group].heard();
+        let pairs = heard.windows(2).map(|two| (two[0].0, two[1].0));
+        pairs
+            .filter(|(one, next)| *next >= from && *one < until)
+            .map(|(one, next)| next - one)
+            .max()
+            .unwrap_or_default()
+    }
+
+    /// After the feed has ended: waits until each consumer has all that the witness' log has, then judges each, and the
+    /// capture. What was wrong.
+    #[must_use]
+    pub fn judge(self, cluster: &Cluster, witness: u8) -> (Vec<String>, Ended) {
+        let mut faults = Vec::new();
+        for (group, consumer) in &self.consumers {
+            let expected = cluster.messages(witness, *group);
+            let deadline = Instant::now() + PATIENCE;
+            while consumer.messages() < expected.len() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            let told: Vec<Told> = consumer.heard().iter().map(|(_, told)| told.clone()).collect();
+            faults.extend(check(&told, &expected).err().map(|fault| format!("group {group}: {fault}")));
+        }
+        let _datagrams = self.tap.finish();
+        let verified = process::run(["ha", "verify", text(&self.capture)]);
+        (faults, verified)
+    }
+}
+
+/// What a consumer was told, and when.
+type Heard = Vec<(Instant, Told)>;
+
+#[derive(Debug)]
+struct Consumer {
+    heard: Arc<Mutex<Heard>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Consumer {
+    fn start(output: SocketAddrV4, service: SocketAddrV4, group: u16) -> Self {
+        let mut config = SubscriberConfig::new(vec![LineAddress::new(output, Ipv4Addr::LOCALHOST)]);
+        config.receiver.group = GroupId(group);
+        config.service = Some(service);
+        let mut subscriber = Subscriber::open(config).expect("the subscriber opens");
+        let (heard, stop) = (Arc::new(Mutex::new(Heard::new())), Arc::new(AtomicBool::new(false)));
+        let (of_thread, stopped) = (Arc::clone(&heard), Arc::clone(&stop));
+        let thread = std::thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                let mut news = Heard::new();
+                let polled = subscriber.poll(Duration::from_millis(20), &mut |output| {
+                    assert_eq!(output.channel, ChannelId(group), "each group has its one channel");
+                    news.extend(Told::of(&output).map(|told| (Instant::now(), told)));
+                });
+                let _count = polled.expect("loopback can be read");
+                of_thread.lock().unwrap_or_else(PoisonError::into_inner).append(&mut news);
+            }
+        });
+        Self { heard, stop, thread: Some(thread) }
+    }
+
+    fn heard(&self) -> std::sync::MutexGuard<'_, Heard> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn messages(&self) -> usize {
+        self.heard().iter().filter(|(_, told)| matches!(told, Told::Message(..))).count()
+    }
+}
+
+impl Drop for Consumer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // Its panic was told when it came, and what it lacks is found.
+            let _ended = thread.join();
+        }
+    }
+}
+
+/// Which groups have another leader than before.
+#[must_use]
+pub fn moved(before: &Leaders, after: &Leaders) -> BTreeSet<u16> {
+    before.iter().filter(|(group, (leader, _))| after[group].0 != *leader).map(|(group, _)| *group).collect()
+}
