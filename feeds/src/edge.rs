@@ -77,7 +77,7 @@ impl Edge {
         }
 
         let mut rest = body;
-        while let Some(bytes) = first_record(rest) {
+        while let Some(bytes) = first_record(rest).filter(|bytes| is_of_its_type(bytes)) {
             rest = rest.get(bytes.len()..).unwrap_or_default();
             let kind = bytes.get(1).copied().unwrap_or_default();
             if kind == rtype::SYMBOL_MAPPING {
@@ -101,6 +101,23 @@ impl Edge {
 pub fn first_record(body: &[u8]) -> Option<&[u8]> {
     let bytes = usize::from(*body.first()?) * dbn::RecordHeader::LENGTH_MULTIPLIER;
     (RECORD_HEADER_BYTES..=MAX_RECORD_LEN).contains(&bytes).then(|| body.get(..bytes)).flatten()
+}
+
+/// Whether a record has the length of its type (DBN version 3). Those who look into it take that for granted; types that
+/// a gateway doesn't publish may have any.
+fn is_of_its_type(record: &[u8]) -> bool {
+    let bytes = match record.get(1).copied() {
+        Some(rtype::MBO) => size_of::<dbn::MboMsg>(),
+        Some(rtype::MBP_0) => size_of::<dbn::TradeMsg>(),
+        Some(rtype::MBP_1) => size_of::<dbn::Mbp1Msg>(),
+        Some(rtype::MBP_10) => size_of::<dbn::Mbp10Msg>(),
+        Some(rtype::STATUS) => size_of::<dbn::StatusMsg>(),
+        Some(rtype::INSTRUMENT_DEF) => size_of::<dbn::InstrumentDefMsg>(),
+        Some(rtype::IMBALANCE) => size_of::<dbn::ImbalanceMsg>(),
+        Some(rtype::STATISTICS) => size_of::<dbn::StatMsg>(),
+        _ => return true,
+    };
+    record.len() == bytes
 }
 
 /// Bytes of a DBN record's header.
@@ -242,6 +259,20 @@ mod tests {
         let mut edge = Edge::new(TsRecv::None);
         let records = hand_over(&mut edge, &header(1, FrameFlags::SUSPECT), plain().as_ref());
         assert!(mbo(&records[0]).0.is_maybe_bad_book());
+    }
+
+    #[test]
+    fn a_record_without_the_length_of_its_type_is_not_handed_on() {
+        let mut edge = Edge::new(TsRecv::None);
+        for wrong_bytes in [48, 64] {
+            let mut wrong = plain().as_ref().to_vec();
+            wrong.resize(wrong_bytes, 0);
+            wrong[0] = u8::try_from(wrong_bytes / 4).unwrap();
+            let body = [plain().as_ref(), &wrong].concat();
+            let mut handed = 0;
+            let rest = edge.deliver(&header(1, FrameFlags::default()), &body, |_| handed += 1);
+            assert_eq!((handed, rest), (1, wrong_bytes));
+        }
     }
 
     #[test]

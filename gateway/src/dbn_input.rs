@@ -12,7 +12,7 @@ use std::{
 };
 
 use dbn::{
-    Metadata, RecordRef, VersionUpgradePolicy,
+    Metadata, RType, Record as _, RecordRef, VersionUpgradePolicy,
     decode::{DbnMetadata as _, DecodeRecordRef as _, dbn::Decoder},
 };
 
@@ -61,6 +61,16 @@ pub enum DbnFault {
     /// The stream ends inside a record.
     #[error("the file is cut in a record, of which {0} bytes are there")]
     Cut(u64),
+    /// A record that lacks fields of its type.
+    #[error("damaged: a record of type {rtype} has {bytes} bytes, the shortest of that type has {least}")]
+    TooShort {
+        /// Number of its type.
+        rtype: u8,
+        /// Its bytes.
+        bytes: usize,
+        /// What it must have.
+        least: usize,
+    },
     /// The decoder's own.
     #[error("{0}")]
     Decode(#[from] dbn::Error),
@@ -114,6 +124,11 @@ impl DbnInput {
         if metadata_bytes > METADATA_BYTES_MAX {
             return Err(fail(DbnFault::MetadataLength(metadata_bytes - HEAD_BYTES)));
         }
+        // The decoder makes room for what the length claims; so it gets what is there.
+        reader.by_ref().take(metadata_bytes - HEAD_BYTES).read_to_end(&mut head).map_err(|error| fail(error.into()))?;
+        if (head.len() as u64) < metadata_bytes {
+            return Err(fail(DbnFault::CutInMetadata));
+        }
         let reader = Box::new(Cursor::new(head).chain(reader));
         let watched = Watched { reader, progress: Rc::clone(&progress) };
         let decoder = Decoder::with_upgrade_policy(watched, VersionUpgradePolicy::AsIs);
@@ -160,8 +175,15 @@ impl DbnInput {
         }
         let fault = match self.decoder.decode_record_ref() {
             Ok(Some(record)) => {
-                self.offset += record.as_ref().len() as u64;
-                return Ok(Some(record));
+                let bytes = record.record_size();
+                match bytes_min(record).filter(|least| bytes < *least) {
+                    // Others take the length of a type for granted.
+                    Some(least) => Some(DbnFault::TooShort { rtype: record.header().rtype, bytes, least }),
+                    None => {
+                        self.offset += bytes as u64;
+                        return Ok(Some(record));
+                    }
+                }
             }
             Ok(None) => match (self.progress.failure.take(), self.progress.bytes.get().saturating_sub(self.offset)) {
                 (Some(failure), _) => Some(DbnFault::Io(failure)),
@@ -175,6 +197,28 @@ impl DbnInput {
         let (path, offset) = (self.path.clone(), self.offset);
         fault.map_or(Ok(None), |fault| Err(DbnInputError { path, offset, is_compressed, fault }))
     }
+}
+
+/// The least bytes that a record of that type has in any version; `None` for types that nobody knows.
+fn bytes_min(record: RecordRef<'_>) -> Option<usize> {
+    Some(match record.rtype().ok()? {
+        RType::Mbo => size_of::<dbn::MboMsg>(),
+        RType::Mbp0 => size_of::<dbn::TradeMsg>(),
+        RType::Mbp1 | RType::Tbbo => size_of::<dbn::Mbp1Msg>(),
+        RType::Mbp10 => size_of::<dbn::Mbp10Msg>(),
+        RType::Status => size_of::<dbn::StatusMsg>(),
+        RType::Imbalance => size_of::<dbn::ImbalanceMsg>(),
+        RType::InstrumentDef => size_of::<dbn::v1::InstrumentDefMsg>(),
+        RType::Statistics => size_of::<dbn::v1::StatMsg>(),
+        RType::SymbolMapping => size_of::<dbn::v1::SymbolMappingMsg>(),
+        RType::Error => size_of::<dbn::v1::ErrorMsg>(),
+        RType::System => size_of::<dbn::v1::SystemMsg>(),
+        RType::Cmbp1 | RType::Tcbbo => size_of::<dbn::Cmbp1Msg>(),
+        RType::Bbo1S | RType::Bbo1M => size_of::<dbn::BboMsg>(),
+        RType::Cbbo1S | RType::Cbbo1M => size_of::<dbn::CbboMsg>(),
+        // All that is left are bars.
+        _ => size_of::<dbn::OhlcvMsg>(),
+    })
 }
 
 impl std::fmt::Debug for DbnInput {

@@ -61,7 +61,7 @@ impl Reader {
         let Seen::Entry(entry) = self.segment.as_ref()?.see(self.offset) else { return None };
         self.offset = offset_of(entry.end);
         self.lost += self.expected_number.map_or(0, |expected| entry.number.saturating_sub(expected));
-        self.expected_number = Some(entry.number + 1);
+        self.expected_number = Some(entry.number.saturating_add(1));
         Some(entry)
     }
 
@@ -256,7 +256,7 @@ impl Reader {
         let beyond = match self.segment.as_ref().map(|segment| segment.see(self.offset)) {
             Some(Seen::Open | Seen::Entry(_)) => return,
             // What is cut or damaged goes no further; what comes behind it shows in `lost`.
-            Some(Seen::Sealed | Seen::Damaged) => self.position().segment + 1,
+            Some(Seen::Sealed | Seen::Damaged) => self.position().segment.saturating_add(1),
             None => 0,
         };
         self.cross(beyond);
@@ -273,7 +273,7 @@ impl Reader {
                 return;
             }
             match self.segment.as_ref().map(|segment| segment.see(self.offset)) {
-                Some(Seen::Sealed | Seen::Damaged) => beyond = self.position().segment + 1,
+                Some(Seen::Sealed | Seen::Damaged) => beyond = self.position().segment.saturating_add(1),
                 _ => return,
             }
         }

@@ -2,11 +2,13 @@
 
 use std::{
     fmt,
+    io::{self, Read as _},
     path::{Path, PathBuf},
     str::FromStr,
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use flate2::read::ZlibDecoder;
 use hdrhistogram::{Histogram, serialization::Deserializer};
 use mdgw_feeds::time::UnixNs;
 
@@ -180,10 +182,48 @@ impl<'a, Tag: FromStr<Err = InvalidTag>> Interval<'a, Tag> {
 
     /// Decodes its histogram.
     pub(super) fn histogram(&self, deserializer: &mut Deserializer) -> Result<Histogram<u64>, String> {
-        let bytes = STANDARD.decode(self.encoded).map_err(|error| format!("histogram is no base64: {error}"))?;
-        deserializer.deserialize(&mut bytes.as_slice()).map_err(|error| format!("histogram cannot be decoded: {error}"))
+        let encoded = STANDARD.decode(self.encoded).map_err(|error| format!("histogram is no base64: {error}"))?;
+        let wrong = |error: String| format!("histogram cannot be decoded: {error}");
+        let plain = uncompressed(encoded).map_err(|error| wrong(error.to_string()))?;
+        check_payload(&plain).map_err(wrong)?;
+        deserializer.deserialize(&mut plain.as_slice()).map_err(|error| wrong(error.to_string()))
     }
 }
+
+/// A histogram without the compression that it may have.
+fn uncompressed(encoded: Vec<u8>) -> io::Result<Vec<u8>> {
+    let Some((COMPRESSED_COOKIE, rest)) = encoded.split_first_chunk().map(|(cookie, rest)| (*cookie, rest)) else {
+        return Ok(encoded);
+    };
+    let mut plain = Vec::new();
+    ZlibDecoder::new(rest.get(LENGTH_BYTES..).unwrap_or_default()).take(PLAIN_BYTES_MAX).read_to_end(&mut plain)?;
+    Ok(plain)
+}
+
+/// The deserializer makes room for as many bytes as the header claims, and takes the run of 2^63 empty values for a number
+/// that it can negate. No histogram has either.
+fn check_payload(plain: &[u8]) -> Result<(), String> {
+    let there = plain.get(HEADER_BYTES..).ok_or("it is shorter than a header")?;
+    let claimed = plain.get(COOKIE_BYTES..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_be_bytes(*bytes));
+    if there.len() < claimed as usize {
+        return Err(format!("it claims {claimed} bytes, {} are there", there.len()));
+    }
+    if there.windows(VARINT_BYTES_MAX).any(|varint| varint.iter().all(|byte| *byte == 0xff)) {
+        return Err("a run of empty values is longer than any histogram".to_owned());
+    }
+    Ok(())
+}
+
+/// What a compressed histogram of version 2 begins with.
+const COMPRESSED_COOKIE: [u8; COOKIE_BYTES] = 0x1c84_9314_u32.to_be_bytes();
+const COOKIE_BYTES: usize = 4;
+/// Of the length behind a compressed histogram's cookie.
+const LENGTH_BYTES: usize = 4;
+/// Cookie, length, offset, digits, lowest and highest value, ratio.
+const HEADER_BYTES: usize = 40;
+const VARINT_BYTES_MAX: usize = 9;
+/// More than the counts of a histogram of all 64-bit values with five digits.
+const PLAIN_BYTES_MAX: u64 = 64 << 20;
 
 /// Seconds with up to nine decimals, without the detour over a floating-point number.
 fn nanoseconds(text: &str) -> Result<u64, String> {

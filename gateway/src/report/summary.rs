@@ -364,7 +364,7 @@ impl Cell<'_> {
         let mut pauses = Vec::new();
         let mut covered = spans.first().map_or(UnixNs(0), |(start, _)| *start);
         for (start, end) in spans {
-            if start.0.saturating_sub(covered.0) > PAUSE_INTERVALS * usual_ns.max(1) {
+            if start.0.saturating_sub(covered.0) > usual_ns.max(1).saturating_mul(PAUSE_INTERVALS) {
                 pauses.push((covered, start));
             }
             covered = covered.max(end);
