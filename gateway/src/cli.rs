@@ -29,6 +29,7 @@ use std::{
     process::ExitCode,
 };
 
+use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 /// Parses the command line, runs the subcommand, reports its error.
@@ -152,10 +153,10 @@ enum Outcome {
 /// Text to standard output, at once. Its error may be a closed pipe, which [`run`] takes as a normal end.
 fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
-    stdout.flush()?;
-    Ok(())
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context(WRITE)
 }
+
+const WRITE: &str = "write to standard output";
 
 /// A line to standard error. Nobody is left to tell when that fails.
 fn warn(text: &str) {

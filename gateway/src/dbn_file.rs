@@ -82,6 +82,14 @@ impl DbnFileWriter {
         })
     }
 
+    /// What the file is to be called, for messages.
+    pub(crate) fn name(&self) -> String {
+        match &self.destination {
+            Destination::File { path, .. } | Destination::InPlace(path) => path.display().to_string(),
+            Destination::StandardOutput => "standard output".to_owned(),
+        }
+    }
+
     /// Names the dataset after all.
     pub fn set_dataset(&mut self, dataset: &str) {
         dataset.clone_into(&mut self.options.dataset);

@@ -12,7 +12,7 @@ use mdgw_feeds::{
     time::TradingDate,
 };
 
-use super::{Outcome, replay, warn};
+use super::{Outcome, WRITE, replay, warn};
 use crate::{
     book_view::{self, BookOptions, Snapshot, When},
     replay::{
@@ -171,5 +171,3 @@ impl Args {
         }
     }
 }
-
-const WRITE: &str = "write to standard output";

@@ -2,9 +2,10 @@
 
 use std::io::{self, Write as _};
 
+use anyhow::Context as _;
 use clap_complete::Shell;
 
-use super::Outcome;
+use super::{Outcome, WRITE};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -19,8 +20,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args, command: clap::Command) -> anyhow::Result<Outcome> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(&script(args.shell, command))?;
-    stdout.flush()?;
+    stdout.write_all(&script(args.shell, command)).and_then(|()| stdout.flush()).context(WRITE)?;
     Ok(Outcome::Done)
 }
 

@@ -14,7 +14,7 @@ use anyhow::{Context as _, bail};
 use indicatif::ProgressBar;
 use mdgw_feeds::{identity::Feed, time::TradingDate, transport::Recognised};
 
-use super::{Outcome, replay, warn};
+use super::{Outcome, WRITE, replay, warn};
 use crate::{
     capture_file::{CaptureError, CaptureFault, CaptureFile, CaptureKind, CapturedDatagram, OpenOptions},
     inspect::{
@@ -313,7 +313,6 @@ fn feed_in_name(path: &Path) -> Option<Feed> {
     (guess.by == GuessedBy::Path).then_some(guess.feed)
 }
 
-const WRITE: &str = "write to standard output";
 const OUT_BYTES: usize = 256 * 1024;
 /// Datagrams between two looks at the progress bar.
 const DATAGRAMS_PER_LOOK: u64 = 65_536;

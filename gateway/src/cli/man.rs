@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context as _;
 use clap_mangen::Man;
 
-use super::Outcome;
+use super::{Outcome, WRITE};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -27,10 +27,8 @@ pub(super) fn run(args: &Args, command: clap::Command) -> anyhow::Result<Outcome
     match &args.folder {
         None => {
             let mut stdout = io::stdout().lock();
-            if let Some((_, page)) = pages.first() {
-                stdout.write_all(page)?;
-            }
-            stdout.flush()?;
+            let page = pages.first().map_or(&[][..], |(_, page)| page);
+            stdout.write_all(page).and_then(|()| stdout.flush()).context(WRITE)?;
         }
         Some(folder) => {
             fs::create_dir_all(folder).with_context(|| format!("make the folder {}", folder.display()))?;

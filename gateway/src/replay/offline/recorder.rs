@@ -1,7 +1,5 @@
 //! Frames to what a consumer gets: through the edge, filtered by schema, counted, written.
 
-use std::path::Path;
-
 use mdgw_feeds::{
     channel::{ChannelConfig, SchemaSet},
     edge::{Edge, Handed, TsRecv},
@@ -131,7 +129,8 @@ impl Outlet for Recorder {
 
     fn check(&mut self) -> Result<(), OfflineError> {
         self.failure.take().map_or(Ok(()), |source| {
-            Err(OfflineError::Output { path: Path::new("the spool of the DBN file").to_owned(), source })
+            let of = self.writer.as_ref().map(DbnFileWriter::name).unwrap_or_default();
+            Err(OfflineError::Output { path: format!("the spool of {of}").into(), source })
         })
     }
 }

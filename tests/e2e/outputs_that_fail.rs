@@ -1,0 +1,162 @@
+//! A full disk and a reader that goes away, for each command that writes: the first is told with the output's name and exit
+//! code 2, the second is a normal end. What was written before stays.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use mdgw_tests::{
+    feeds::{self, DESTINATIONS, MIDNIGHT_NS, SESSION},
+    process::{self, program},
+    site::text,
+};
+use tempfile::TempDir;
+
+#[test]
+fn a_full_standard_output_is_told_and_ends_with_2() {
+    let world = World::new();
+    for arguments in world.commands_that_print() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let ended = run(&arguments, full.into());
+        let told = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(2), "{arguments:?}: {told}");
+        let is_named = told.contains("standard output: ") || told.contains("write -");
+        assert!(is_named && told.contains("No space left"), "{arguments:?}: {told}");
+        assert!(!told.contains("panicked"), "{arguments:?}: {told}");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_a_normal_end() {
+    let world = World::new();
+    for arguments in world.commands_that_print() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let ended = run(&arguments, writer.into());
+        let told = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(0), "{arguments:?}: {told}");
+        assert!(!told.contains("panicked") && !told.contains("roken pipe"), "{arguments:?}: {told}");
+    }
+}
+
+#[test]
+fn a_full_disk_is_told_with_the_file_and_ends_with_2() {
+    let world = World::new();
+    let [a, b, dbn, log] = world.texts();
+    for arguments in [
+        &["merge", a, b, "-o", "/dev/full"][..],
+        &["convert", dbn, "-o", "/dev/full", "--to", "csv"],
+        &["convert", dbn, "-o", "/dev/full", "--to", "json"],
+        &["replay", "--offline", a, "-o", "/dev/full"],
+        &["report", log, "--html", "/dev/full"],
+    ] {
+        let ended = process::run(arguments).with_code(2);
+        assert!(ended.stderr.contains("/dev/full") && ended.stderr.contains("No space left"), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn what_was_written_before_the_disk_was_full_stays_and_a_file_made_whole_does_not_appear() {
+    let world = World::new();
+    let [a, b, dbn, _] = world.texts();
+    let [merged, table, records] = ["merged.pcap", "table.csv", "records.dbn"].map(|name| world.path(name));
+    let whole = world.path("whole.csv");
+    let _ = process::run(["convert", dbn, "-o", text(&whole)]).with_code(0);
+
+    let ended = run_with_little_room(&["merge", a, b, "-o", text(&merged)], &merged);
+    assert!(ended.contains("after ") && ended.contains(" packets"), "{ended}");
+    // Up to the packet that the end of the room cut.
+    let packets = feeds::capture_packets(&merged);
+    let all = feeds::capture_packets(Path::new(a));
+    assert!(packets.len() > 100 && packets.len() < all.len(), "{} of {}", packets.len(), all.len());
+    assert!(all.starts_with(&packets));
+
+    run_with_little_room(&["convert", dbn, "-o", text(&table)], &table);
+    let (written, whole) = (fs::read(&table).unwrap(), fs::read(&whole).unwrap());
+    assert!(written.len() > 10_000 && whole.starts_with(&written), "{} bytes", written.len());
+
+    run_with_little_room(&["replay", "--offline", a, "-o", text(&records)], &records);
+    assert!(!records.exists(), "a DBN file is there whole or not at all");
+    let left: Vec<_> = fs::read_dir(world.folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(!left.iter().any(|name| name.to_string_lossy().contains("unfinished")), "{left:?}");
+}
+
+/// Files of that process can't grow beyond 100 kB. What it says, which names `output`.
+fn run_with_little_room(arguments: &[&str], output: &Path) -> String {
+    // A limit in units of 512 bytes, whose signal is ignored: writes beyond it fail.
+    let limited = r#"trap '' XFSZ; ulimit -f 200; exec "$0" "$@""#;
+    let mut command = Command::new("sh");
+    let ended = command.args(["-c", limited]).arg(program()).args(arguments).output().unwrap();
+    let told = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(2), "{arguments:?}: {told}");
+    assert!(told.contains(text(output)) && told.contains("File too large"), "{arguments:?}: {told}");
+    told
+}
+
+fn run(arguments: &[&str], stdout: Stdio) -> Output {
+    Command::new(program()).args(arguments).stdin(Stdio::null()).stdout(stdout).output().unwrap()
+}
+
+/// Two lines of a made-up day, its records, a latency log.
+struct World {
+    folder: TempDir,
+    files: [PathBuf; 4],
+}
+
+impl World {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let [a, b, dbn] = ["a.pcap", "b.pcap", "day.dbn"].map(|name| folder.path().join(name));
+        let packets = feeds::itch_packets(feeds::itch_day(8_000, 5), SESSION, MIDNIGHT_NS);
+        for (path, destination) in [&a, &b].into_iter().zip(DESTINATIONS) {
+            feeds::write_capture(path, destination, &packets);
+        }
+        let _ = process::run(["replay", "--offline", text(&a), "--schema", "mbo", "-o", text(&dbn)]).with_code(0);
+        let log = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/fuzz/latency/uncompressed-v2.hlog");
+        Self { folder, files: [a, b, dbn, log] }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn texts(&self) -> [&str; 4] {
+        self.files.each_ref().map(|path| text(path))
+    }
+
+    fn commands_that_print(&self) -> Vec<Vec<&str>> {
+        let [a, b, dbn, log] = self.texts();
+        let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../ops/config/loopback.toml");
+        [
+            &["inspect", a][..],
+            &["inspect", a, "--json"],
+            &["inspect", a, "--stats"],
+            &["book", a, "--all"],
+            &["book", a, "--all", "--json"],
+            &["book", a, "--top"],
+            &["book", a, "--top", "--json"],
+            &["diff", a, b],
+            &["diff", a, b, "--json"],
+            &["diff", dbn, dbn],
+            &["merge", a, b, "-o", "-"],
+            &["merge", a, b, "-o", "/dev/null", "--json"],
+            &["convert", dbn, "-o", "-", "--to", "csv"],
+            &["convert", dbn, "-o", "-", "--to", "json"],
+            &["replay", "--offline", a, "-o", "-"],
+            &["replay", "--offline", a],
+            &["replay", "--offline", a, "--json"],
+            &["replay", a, "--max", "--to", "127.0.0.1:9"],
+            &["report", log],
+            &["report", log, "--json"],
+            &["report", log, "--csv"],
+            &["check", config],
+            &["completions", "bash"],
+            &["man"],
+        ]
+        .map(<[&str]>::to_vec)
+        .into()
+    }
+}
