@@ -1,4 +1,5 @@
-//! An allocator that counts, for tests that promise to allocate nothing. A test binary installs it:
+//! An allocator that counts, for tests that promise to allocate nothing, or not more than so much. A test binary installs
+//! it:
 //!
 //! ```ignore
 //! #[global_allocator]
@@ -9,9 +10,10 @@
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
+    ptr,
 };
 
-/// The system's allocator, with a count of what the calling thread asks of it.
+/// The system's allocator, with a count of what the calling thread asks of it, and a limit where it has set one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CountingAllocator;
 
@@ -29,38 +31,78 @@ pub fn allocations_in(work: impl FnOnce()) -> u64 {
     allocation_count() - before
 }
 
+/// Does `work`, in which the calling thread may come to hold that many bytes more than it held before. Beyond that it gets
+/// no memory, which ends the process: what asks for so much might as well ask for all there is.
+pub fn within_bytes<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
+    /// Takes the limit off, after a panic too.
+    struct Limited;
+    impl Drop for Limited {
+        fn drop(&mut self) {
+            LIMIT.set(i64::MAX);
+        }
+    }
+    LIMIT.set(HELD.get().saturating_add_unsigned(bytes as u64));
+    let _limited = Limited;
+    work()
+}
+
 thread_local! {
     // Constant and without destructor, so that looking at it allocates nothing.
     static COUNT: Cell<u64> = const { Cell::new(0) };
+    /// Bytes taken less bytes given back, which may be others' too.
+    static HELD: Cell<i64> = const { Cell::new(0) };
+    static LIMIT: Cell<i64> = const { Cell::new(i64::MAX) };
 }
 
-fn count() {
+/// Whether the thread may have that much more.
+fn count(bytes: usize) -> bool {
     // A thread that ends has no count any more; what it frees then is of no interest.
     let _ = COUNT.try_with(|count| count.set(count.get() + 1));
+    let held = HELD.try_with(|held| {
+        let more = held.get().saturating_add_unsigned(bytes as u64);
+        let may = LIMIT.try_with(|limit| more <= limit.get()).unwrap_or(true);
+        if may {
+            held.set(more);
+        }
+        may
+    });
+    held.unwrap_or(true)
+}
+
+fn give_back(bytes: usize) {
+    let _ = HELD.try_with(|held| held.set(held.get().saturating_sub_unsigned(bytes as u64)));
 }
 
 // SAFETY: every call is handed to `System`, which keeps the contract of `GlobalAlloc`, with the caller's own arguments;
-// counting touches a thread-local number and neither allocates nor unwinds.
+// counting touches thread-local numbers and neither allocates nor unwinds. No memory is a null pointer, as the contract says.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
+        if !count(layout.size()) {
+            return ptr::null_mut();
+        }
         // SAFETY: the caller vouches for `layout`, as `System` demands.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count();
+        if !count(layout.size()) {
+            return ptr::null_mut();
+        }
         // SAFETY: the caller vouches for `layout`, as `System` demands.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
+        if !count(size) {
+            return ptr::null_mut();
+        }
+        give_back(layout.size());
         // SAFETY: `pointer` came from this allocator, so from `System`, with `layout`; the caller vouches for `size`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        give_back(layout.size());
         // SAFETY: `pointer` came from this allocator, so from `System`, with `layout`.
         unsafe { System.dealloc(pointer, layout) }
     }

@@ -2,7 +2,10 @@
 //! what a parser accepts is written again as the same bytes by our own writing end, and what comes out of arbiter,
 //! channel and receiver strictly ascends.
 //!
-//! The functions are those of the targets, so that a test can run them over the seeds without libFuzzer.
+//! The functions are those of the targets; the project's tests run them too, over mutations of the seeds and without
+//! libFuzzer (`tests/fuzz`).
+
+pub mod seeds;
 
 use mdgw_feeds::{
     arbiter::{Arbiter, ArbiterConfig, Arrival, Delivery},
@@ -24,6 +27,24 @@ use mdgw_feeds::{
     },
 };
 use zerocopy::{FromBytes, IntoBytes};
+
+/// What is done with one input.
+pub type Target = fn(&[u8]);
+
+/// All targets by name.
+pub const TARGETS: [(&str, Target); 11] = [
+    ("moldudp64", moldudp64),
+    ("iextp", iextp),
+    ("binaryfile", binaryfile),
+    ("itch50", itch50),
+    ("tops", tops),
+    ("deep", deep),
+    ("packet", packet),
+    ("request", request),
+    ("arbiter", arbiter),
+    ("channel", channel),
+    ("receiver", receiver),
+];
 
 /// Bytes of a length in front of each piece of an input that stands for several datagrams.
 const LENGTH_BYTES: usize = 2;

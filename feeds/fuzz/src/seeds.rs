@@ -1,8 +1,4 @@
-//! Writes the seeds: what our own writing ends make of a few messages of each kind.
-//!
-//! `seeds DIRECTORY` makes a directory for each target with a file for each seed.
-
-use std::{env, error::Error, fs, path::Path};
+//! Seeds: what our own writing ends make of a few messages of each kind.
 
 use mdgw_feeds::{
     frame::{FrameFlags, FrameHeader, FrameKind, StateBody},
@@ -15,22 +11,13 @@ use mdgw_feeds::{
     transport::{binaryfile, iextp, moldudp64},
     venue::{iex, nasdaq::itch50},
 };
-use mdgw_feeds_fuzz::push_piece;
 use zerocopy::IntoBytes;
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let directory = env::args().nth(1).ok_or("usage: seeds DIRECTORY")?;
-    for (target, seeds) in all() {
-        let directory = Path::new(&directory).join(target);
-        fs::create_dir_all(&directory)?;
-        for (number, seed) in seeds.iter().enumerate() {
-            fs::write(directory.join(format!("{number:03}")), seed)?;
-        }
-    }
-    Ok(())
-}
+use super::push_piece;
 
-fn all() -> Vec<(&'static str, Vec<Vec<u8>>)> {
+/// Those of each target, by its name.
+#[must_use]
+pub fn all() -> Vec<(&'static str, Vec<Vec<u8>>)> {
     let itch = messages(itch50::Message::TYPES);
     let tops = messages(&[iex::tops::Message::TYPES, iex::admin::Admin::TYPES].concat());
     let deep = messages(&[iex::deep::Message::TYPES, iex::admin::Admin::TYPES].concat());

@@ -1,0 +1,357 @@
+//! Everything that reads a file or a datagram, over inputs that are damaged by chance. Nothing panics, takes memory without
+//! a bound or goes on for ever; what is refused is told with the file's name; what comes before the damage is given.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[allow(unreachable_pub, dead_code, reason = "shared with the targets of libFuzzer")]
+#[path = "../../feeds/fuzz/src/lib.rs"]
+mod feeds;
+mod harness;
+mod seeds;
+
+use std::{
+    error::Error,
+    fs,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
+
+use mdgw::{
+    audit::file::{AuditFile, History},
+    capture_file::{CaptureFile, OpenOptions},
+    config::{Resolved, explain::explain},
+    convert::{self, ConvertOptions, Format},
+    dbn_input::DbnInput,
+    diff::{self, DiffOptions},
+    election::quorum::vote_file::VoteFile,
+    inspect::{dissect::Dissector, stats::Statistics, text::Text},
+    merge::{self, MergeOptions},
+    report::{Comparison, Group, Report, csv, html, json, table},
+    state_file::StateFile,
+    verify::{Place, RowsVerifier, Seen, Verifier, VerifyOptions},
+};
+use mdgw_feeds::{
+    identity::{ChannelId, GroupId},
+    time::TradingDate,
+};
+use mdgw_publog::{LogOptions, Reader};
+use mdgw_tests::{counting_allocator::CountingAllocator, site::text};
+
+use self::harness::Target;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+#[test]
+fn captures_of_any_kind() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("capture");
+    target("capture", seeds::captures(), 6_000, 64).run(|input| {
+        fs::write(&path, input).unwrap();
+        read_capture(&path, input);
+    });
+}
+
+/// As `mdgw inspect` and `mdgw ha verify` read it.
+fn read_capture(path: &Path, input: &[u8]) {
+    let mut file = match CaptureFile::open(path, &open_options()) {
+        Ok(file) => file,
+        Err(error) => return assert_tells(&error, path),
+    };
+    let (mut dissector, mut statistics) = (Dissector::new(file.kind(), None), Statistics::new(None));
+    let (mut shown, mut told) = (Text::new(false), String::new());
+    let mut verifier = Verifier::new(verify_options());
+    loop {
+        match file.next_datagram() {
+            Ok(Some(datagram)) => {
+                assert!(datagram.payload.len() <= datagram.captured_len as usize);
+                let (number, time_ns, dst) = (datagram.frame, datagram.time_ns, datagram.dst);
+                verifier.accept(&Seen { place: Place { file: 0, number }, time_ns, dst, payload: datagram.payload });
+                let packet = dissector.packet(datagram);
+                shown.packet(&packet, &mut told).unwrap();
+                serde_json::to_writer(std::io::sink(), &packet).unwrap();
+                statistics.filtered(&packet, true);
+                told.clear();
+            }
+            Ok(None) => break,
+            Err(error) => {
+                assert_tells(&error, path);
+                let is_in_file = error.decompressed || error.offset <= input.len() as u64;
+                assert!(is_in_file, "{error}: beyond the {} bytes there are", input.len());
+                assert!(file.next_datagram().unwrap().is_none(), "nothing follows damage");
+                break;
+            }
+        }
+        assert!(file.counts().frames <= FRAMES_MAX, "it does not end");
+    }
+    let summary = statistics.summary(text(path), file.counts());
+    let (_, _) = (summary.to_string(), serde_json::to_string(&summary).unwrap());
+    let (verdict, names) = (verifier.finish(), [text(path).to_owned()]);
+    let (_, _) = (verdict.to_json(&names), verdict.to_table(&names));
+}
+
+#[test]
+fn captures_that_are_merged_and_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let [good, path, out] = ["good", "damaged", "merged"].map(|name| folder.path().join(name));
+    let seeds = seeds::captures();
+    fs::write(&good, &seeds[0]).unwrap();
+    target("capture", seeds, 300, 8 << 10).run(|input| {
+        fs::write(&path, input).unwrap();
+        let options = MergeOptions {
+            files: vec![good.clone(), path.clone()],
+            output: out.clone(),
+            feed: None,
+            date: date(),
+            named_max: 10,
+        };
+        match merge::run(&options, &mut |_| ControlFlow::Continue(())) {
+            Ok(summary) => drop((summary.to_table(), summary.to_json())),
+            Err(error) => assert_tells_something(&error),
+        }
+        let options = DiffOptions { told_max: 10, names_max: 10_000, feed: None, date: date() };
+        match diff::run([&good, &path], &options, &mut |_| ControlFlow::Continue(())) {
+            Ok(difference) => drop((difference.to_text(), difference.to_json())),
+            Err(error) => assert_tells_something(&error),
+        }
+    });
+}
+
+#[test]
+fn dbn_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, out] = ["in.dbn", "out"].map(|name| folder.path().join(name));
+    target("dbn", seeds::dbn_files(), 2_000, 64).run(|input| {
+        fs::write(&path, input).unwrap();
+        match DbnInput::open(&path) {
+            Ok(mut file) => loop {
+                match file.next_record() {
+                    Ok(Some(_)) => assert!(file.offset() <= RECORD_BYTES_MAX, "it does not end"),
+                    Ok(None) => break,
+                    Err(error) => {
+                        assert_tells(&error, &path);
+                        assert!(file.next_record().unwrap().is_none(), "nothing follows damage");
+                        break;
+                    }
+                }
+            },
+            Err(error) => assert_tells(&error, &path),
+        }
+        for (format, pretty) in [(Format::Csv, true), (Format::Json, false), (Format::Json, true)] {
+            let (input, output) = (path.clone(), out.clone());
+            let options = ConvertOptions { input, output, format, schema: None, pretty, map_symbols: true };
+            if let Err(error) = convert::run(&options, &mut |_| ControlFlow::Continue(())) {
+                assert_tells(&error, &path);
+            }
+        }
+    });
+}
+
+#[test]
+fn segments_of_a_publication_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let seeds = seeds::segments();
+    let sessions = [seeds::LOGGED, [0; 16]];
+    target("publog", seeds, 700, 64).run(|input| {
+        let log = folder.path().join("log");
+        fs::create_dir_all(&log).unwrap();
+        fs::write(log.join(seeds::SEGMENT_NAME), input).unwrap();
+        match Reader::open(&log, seeds::LOG_CHANNEL) {
+            Ok(mut reader) => read_log(&mut reader, sessions),
+            Err(error) => assert_tells(&error, &log),
+        }
+        // What is left of it is gone on with.
+        let options = LogOptions { segment_bytes: seeds::SEGMENT_BYTES, private_bytes: 64 << 10, ..log_options(&log) };
+        match mdgw_publog::open(options, 1) {
+            Ok(mut opened) => {
+                opened.writer.begin(seeds::LOGGED, 9);
+                assert!(opened.writer.append(b"8 bytes."));
+                opened.writer.commit(10, 1, 0, 2);
+                drop(opened);
+                let mut reader = Reader::open(&log, seeds::LOG_CHANNEL).unwrap();
+                assert_eq!(reader.last().unwrap(), Some((seeds::LOGGED, 10)));
+            }
+            Err(error) => assert_tells(&error, &log),
+        }
+        fs::remove_dir_all(&log).unwrap();
+    });
+}
+
+fn read_log(reader: &mut Reader, sessions: [[u8; 16]; 2]) {
+    let mut entries = 0;
+    while reader.next().is_some() {
+        entries += 1;
+        assert!(entries <= seeds::SEGMENT_BYTES, "it does not end");
+    }
+    for session in sessions {
+        for sequence in [0, 3, u64::MAX] {
+            let _sought = reader.seek(session, sequence);
+            let _found = reader.peek();
+        }
+        let _range = reader.range_of(session);
+    }
+    let (_last, _end) = (reader.last(), reader.seek_end());
+}
+
+#[test]
+fn latency_logs() {
+    let good = seeds::latency_logs();
+    let first = good[0].clone();
+    target("latency", good, 600, 512).run(|input| {
+        let path = PathBuf::from("a.hlog");
+        let report = Report::of(&[(path.clone(), input.to_vec())], None);
+        for damage in &report.damage {
+            assert!(damage.to_string().starts_with("a.hlog:"), "{damage}");
+            assert!(damage.offset_bytes <= input.len());
+        }
+        show_report(&report);
+        let other = Report::of(&[(PathBuf::from("b.hlog"), first.clone())], None);
+        let groups = [("a", report), ("b", other)].map(|(name, report)| Group { name: name.to_owned(), report });
+        let comparison = Comparison::of(groups.into());
+        let mut told = String::new();
+        table::write_comparison(&comparison, &mut told).unwrap();
+        csv::write_comparison(&comparison, &mut told).unwrap();
+        html::write_comparison(&comparison, &mut told).unwrap();
+        let _value = json::comparison(&comparison);
+    });
+}
+
+fn show_report(report: &Report) {
+    let mut told = String::new();
+    table::write(report, &mut told).unwrap();
+    csv::write("a", report, &mut told).unwrap();
+    html::write(report, &mut told).unwrap();
+    let _value = json::value(report);
+}
+
+#[test]
+fn state_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("state.json");
+    target("state", seeds::state_files(), 2_000, 64).run(|input| {
+        fs::write(&path, input).unwrap();
+        match StateFile::open(&path) {
+            Ok(state) => {
+                for channel in (0..9).map(ChannelId) {
+                    let numbering = state.numbering(channel);
+                    let left = state.left_at(channel);
+                    assert!(left.is_none_or(|left| numbering.is_some_and(|kept| kept.session == left.session)));
+                }
+            }
+            Err(error) => assert_tells(&error, &path),
+        }
+        assert_eq!(fs::read(&path).unwrap(), input, "it is left as it was");
+    });
+}
+
+#[test]
+fn audits() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("audit.jsonl");
+    target("audit", seeds::audits(), 2_000, 64).run(|input| {
+        fs::write(&path, input).unwrap();
+        let history = History::read(&path).unwrap();
+        let lines = input.split_inclusive(|byte| *byte == b'\n').count() as u64;
+        assert!(history.entries.len() as u64 + history.damaged_lines <= lines);
+        let (file, recovered) = AuditFile::open(&path).unwrap();
+        assert_eq!((recovered.entries, recovered.torn_bytes), (history.entries.len() as u64, history.torn_bytes));
+        assert_eq!(file.path(), path);
+        assert_eq!(fs::read(&path).unwrap(), input, "it is left as it was");
+    });
+}
+
+#[test]
+fn vote_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("group-1.vote");
+    target("votes", seeds::vote_files(), 2_000, 64).run(|input| {
+        fs::write(&path, input).unwrap();
+        if let Err(error) = VoteFile::open(folder.path(), GroupId(1)) {
+            assert_tells(&error, &path);
+        }
+        assert_eq!(fs::read(&path).unwrap(), input, "it is left as it was");
+    });
+}
+
+#[test]
+fn configurations() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gateway.toml");
+    target("config", seeds::configurations(), 1_500, 64).run(|input| {
+        fs::write(&path, input).unwrap();
+        match Resolved::load(&path) {
+            Ok(config) => {
+                let mut told = String::new();
+                explain(&config, &mut told).unwrap();
+                assert!(!config.settings().is_empty());
+            }
+            Err(error) => assert_tells(&error, &path),
+        }
+    });
+}
+
+#[test]
+fn rows_of_receivers() {
+    target("rows", seeds::rows(), 2_000, 64).run(|input| {
+        let mut verifier = RowsVerifier::new(verify_options());
+        if let Err(error) = verifier.read(0, input) {
+            assert_tells_something(&error);
+        }
+        let (verdict, names) = (verifier.finish(), ["a".to_owned()]);
+        let (_, _) = (verdict.to_json(&names), verdict.to_table(&names));
+    });
+}
+
+#[test]
+fn datagrams_and_messages() {
+    let mut seeds = feeds::seeds::all();
+    for (name, read) in feeds::TARGETS {
+        let place = seeds.iter().position(|(of, _)| *of == name).expect("each target has seeds");
+        let (_, seeds) = seeds.swap_remove(place);
+        let rounds = if ["channel", "receiver"].contains(&name) { 500 } else { 3_000 };
+        target(name, seeds, rounds, 64).run(read);
+    }
+}
+
+fn target(name: &'static str, seeds: Vec<Vec<u8>>, rounds: u64, memory_mb_max: usize) -> Target {
+    Target { name, seeds, rounds, memory_bytes_max: memory_mb_max << 20 }
+}
+
+/// Names the file.
+fn assert_tells(error: &dyn Error, path: &Path) {
+    let told = in_full(error);
+    assert!(told.contains(text(path)), "{told:?} does not name {}", path.display());
+}
+
+fn assert_tells_something(error: &dyn Error) {
+    assert!(in_full(error).len() > 10, "{error:?}");
+}
+
+fn in_full(error: &dyn Error) -> String {
+    let mut told = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        told += &format!(": {error}");
+        cause = error.source();
+    }
+    told
+}
+
+fn open_options() -> OpenOptions {
+    OpenOptions { date: date(), ..OpenOptions::default() }
+}
+
+fn verify_options() -> VerifyOptions {
+    VerifyOptions { names_max: 10_000, ..VerifyOptions::default() }
+}
+
+fn log_options(folder: &Path) -> LogOptions {
+    LogOptions::new(folder, seeds::LOG_CHANNEL)
+}
+
+fn date() -> Option<TradingDate> {
+    TradingDate::from_yyyymmdd(20_190_130)
+}
+
+/// More than any of these inputs holds, unpacked as well.
+const FRAMES_MAX: u64 = 1_000_000;
+const RECORD_BYTES_MAX: u64 = 1 << 30;
