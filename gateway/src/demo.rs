@@ -294,7 +294,7 @@ const SILENCE: Duration = Duration::from_secs(3);
 impl Subscription {
     fn start(places: &Places) -> anyhow::Result<Self> {
         let mut config = SubscriberConfig::new(vec![LineAddress::new(places.output, Ipv4Addr::LOCALHOST)]);
-        config.service = Some(places.retransmission);
+        config.services = vec![places.retransmission];
         config.receiver = ReceiverConfig { group: GroupId(1), ..ReceiverConfig::default() };
         let mut subscriber = Subscriber::open(config)?;
         let shared = Arc::new(Shared::default());

@@ -348,7 +348,7 @@ impl Consumer {
     fn start(output: SocketAddrV4, service: SocketAddrV4, group: u16) -> Self {
         let mut config = SubscriberConfig::new(vec![LineAddress::new(output, Ipv4Addr::LOCALHOST)]);
         config.receiver.group = GroupId(group);
-        config.service = Some(service);
+        config.services = vec![service];
         let mut subscriber = Subscriber::open(config).expect("the subscriber opens");
         let (heard, stop) = (Arc::new(Mutex::new(Heard::new())), Arc::new(AtomicBool::new(false)));
         let (of_thread, stopped) = (Arc::clone(&heard), Arc::clone(&stop));

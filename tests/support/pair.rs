@@ -349,7 +349,7 @@ impl Consumer {
         let line = LineAddress::new(site.output, Ipv4Addr::LOCALHOST);
         let mut config = SubscriberConfig::new(vec![line]);
         config.receiver.group = GROUP;
-        config.service = Some(site.retransmission);
+        config.services = vec![site.retransmission];
         let subscriber = Subscriber::open(config).expect("the subscriber opens");
         wait_until_joined(site.output, members);
         Self { subscriber, told: Vec::new() }

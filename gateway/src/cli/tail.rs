@@ -45,9 +45,9 @@ pub(super) struct Args {
     /// Address of the interface to join on.
     #[arg(long, default_value = "0.0.0.0", value_name = "ADDR")]
     interface: Ipv4Addr,
-    /// The gateway's retransmission service.
+    /// Retransmission service of a gateway; once for each gateway of the group: where one doesn't answer, the next is asked.
     #[arg(long, value_name = "ADDR:PORT")]
-    retransmission: Option<SocketAddrV4>,
+    retransmission: Vec<SocketAddrV4>,
     /// Group to receive.
     #[arg(long, default_value_t = 1, value_name = "N")]
     group: u16,
@@ -90,7 +90,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
     let mut config =
         SubscriberConfig::new(args.lines.iter().map(|address| LineAddress::new(*address, args.interface)).collect());
-    config.service = args.retransmission;
+    config.services.clone_from(&args.retransmission);
     config.receiver = ReceiverConfig {
         group: GroupId(args.group),
         channels: args.channel.iter().copied().map(ChannelId).collect(),

@@ -21,6 +21,7 @@
 //! Memory is allocated when the subscriber is opened and when a channel is first heard. No thread is started.
 
 mod records;
+mod services;
 mod sockets;
 #[cfg(test)]
 mod tests;
@@ -45,18 +46,19 @@ use rustix::{
 };
 use zerocopy::IntoBytes;
 
-pub use self::records::RecordEdges;
+pub use self::{records::RecordEdges, services::ServiceTurns};
 
 /// How to subscribe to one group.
 #[derive(Clone, Debug)]
 pub struct SubscriberConfig {
     /// The output lines, 1 to 7.
     pub lines: Vec<LineAddress>,
-    /// The gateway's retransmission service.
-    pub service: Option<SocketAddrV4>,
+    /// The gateways' retransmission services, up to [`SERVICES_MAX`]: any of them can answer, so where one doesn't, the next
+    /// is asked.
+    pub services: Vec<SocketAddrV4>,
     /// Receive buffer to ask the kernel for, per line, bytes.
     pub receive_buffer_bytes: usize,
-    /// Everything else. Its `lines` follows from the lines above; its `service` counts where there is one above.
+    /// Everything else. Its `lines` follows from the lines above; its `service` counts where there are services above.
     pub receiver: ReceiverConfig,
 }
 
@@ -64,7 +66,7 @@ impl SubscriberConfig {
     /// With defaults for all but the lines.
     #[must_use]
     pub fn new(lines: Vec<LineAddress>) -> Self {
-        Self { lines, service: None, receive_buffer_bytes: 8 << 20, receiver: ReceiverConfig::default() }
+        Self { lines, services: Vec::new(), receive_buffer_bytes: 8 << 20, receiver: ReceiverConfig::default() }
     }
 }
 
@@ -111,6 +113,9 @@ pub enum SubscriberError {
     /// The configuration has no line, or more than seven.
     #[error("{0} lines configured; 1 to 7 are possible")]
     LineCount(usize),
+    /// The configuration has too many services.
+    #[error("{0} retransmission services configured; at most {SERVICES_MAX} are possible")]
+    ServiceCount(usize),
     /// A socket could not be waited for or read.
     #[error("cannot receive: {0}")]
     Receive(#[source] io::Error),
@@ -133,12 +138,15 @@ pub struct SubscriberStatistics {
 #[derive(Debug)]
 pub struct Subscriber {
     receiver: Receiver,
-    /// The lines, then the service.
+    /// The lines, then the services.
     sockets: Vec<(Line, UdpSocket)>,
+    turns: ServiceTurns,
     buffer: Box<[u8]>,
     statistics: SubscriberStatistics,
 }
 
+/// Gateways of a group that answer.
+pub const SERVICES_MAX: usize = 8;
 /// Most datagrams read from one socket before the others have their turn.
 const QUOTA: usize = 64;
 
@@ -161,19 +169,23 @@ impl Subscriber {
             statistics.receive_buffer_bytes = statistics.receive_buffer_bytes.min(granted);
             sockets.push((line, socket));
         }
-        match config.service {
-            None => config.receiver.service = None,
-            Some(address) => {
-                let socket = sockets::open_service(address, config.receive_buffer_bytes)
-                    .map_err(|source| SubscriberError::Service { address, source })?;
-                sockets.push((Line::RECOVERY, socket));
-                config.receiver.service.get_or_insert_default();
-            }
+        if config.services.len() > SERVICES_MAX {
+            return Err(SubscriberError::ServiceCount(config.services.len()));
         }
+        for address in config.services.iter().copied() {
+            let socket = sockets::open_service(address, config.receive_buffer_bytes)
+                .map_err(|source| SubscriberError::Service { address, source })?;
+            sockets.push((Line::RECOVERY, socket));
+            config.receiver.service.get_or_insert_default();
+        }
+        if config.services.is_empty() {
+            config.receiver.service = None;
+        }
+        let turns = ServiceTurns::new(config.services.len());
         config.receiver.lines = u8::try_from(line_count).unwrap_or(Line::RECOVERY.0);
         // One byte more than a packet may have: one that was cut off is too long, and refused.
         let buffer = vec![0; config.receiver.packet_bytes_max + 1].into_boxed_slice();
-        Ok(Self { receiver: Receiver::new(config.receiver), sockets, buffer, statistics })
+        Ok(Self { receiver: Receiver::new(config.receiver), sockets, turns, buffer, statistics })
     }
 
     /// Waits at most `timeout` for datagrams or for a deadline, handles what there is, and returns. Returns how many
@@ -230,7 +242,7 @@ impl Subscriber {
     fn wait(&self, timeout_ns: u64) -> Result<(), SubscriberError> {
         let timeout = Timespec::try_from(Duration::from_nanos(timeout_ns)).ok();
         let Some((_, first)) = self.sockets.first() else { return Ok(()) };
-        let mut handles: [PollFd<'_>; Line::COUNT_MAX] = core::array::from_fn(|index| {
+        let mut handles: [PollFd<'_>; Line::COUNT_MAX + SERVICES_MAX] = core::array::from_fn(|index| {
             let socket = self.sockets.get(index).map_or(first, |(_, socket)| socket);
             PollFd::new(socket, PollFlags::IN)
         });
@@ -268,8 +280,9 @@ impl Subscriber {
     }
 
     fn send_requests(&mut self) {
-        let Some((_, socket)) = self.sockets.iter().find(|(line, _)| *line == Line::RECOVERY) else { return };
         while let Some(request) = self.receiver.poll_request() {
+            let mut services = self.sockets.iter().filter(|(line, _)| *line == Line::RECOVERY);
+            let Some((_, socket)) = services.nth(self.turns.choose(&request)) else { return };
             self.statistics.requests += 1;
             if socket.send(request.to_packet().as_bytes()).is_err() {
                 self.statistics.requests_failed += 1;
