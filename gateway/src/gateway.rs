@@ -31,7 +31,7 @@ use self::{
     alarms::Alarms,
     cold::ColdThreads,
     condition::{Condition, ConditionWatch, PeerFitness, lock},
-    election::{Around, PeerNews, PeerWay},
+    election::{Around, DeathNotes, PeerNews, PeerWay},
     kernel_guard::KernelGuard,
     placer::{Placer, Spread},
     pool::RunningPool,
@@ -422,6 +422,7 @@ impl Gateway {
             self.elections.clone(),
             fitness,
             Arc::clone(self.takeovers.omens()),
+            self.audit().map(|notes| DeathNotes::new(NodeId(self.node), notes.clone())),
         );
         let news = news.map_err(PairLinkError::Thread)?;
         self.peer_news = Some(news);

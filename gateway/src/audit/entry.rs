@@ -76,6 +76,13 @@ pub enum Change {
         /// How it is.
         state: Cow<'static, str>,
     },
+    /// A sentinel has told that the process of another gateway has ended.
+    Died {
+        /// Which gateway.
+        holder: u8,
+        /// Which start of it.
+        incarnation: u64,
+    },
     /// What a person should know.
     Notice {
         /// In words.

@@ -104,8 +104,17 @@ fn watch(mut stream: UnixStream) -> anyhow::Result<Outcome> {
     drop(stream);
     match outcome {
         watch::Outcome::InOrder => tracing::info!(gateway = %member, "sentinel: ended in order"),
-        watch::Outcome::Announced { cause, took_ns, refused, records } => {
-            tracing::warn!(gateway = %member, ?cause, took_ns, refused, ?records, "sentinel: died; killed and announced");
+        watch::Outcome::Announced { cause, noticed_at, took_ns, refused, records } => {
+            let noticed_ns = noticed_at.0;
+            tracing::warn!(
+                gateway = %member,
+                ?cause,
+                noticed_ns,
+                took_ns,
+                refused,
+                ?records,
+                "sentinel: died; killed and announced"
+            );
         }
     }
     Ok(Outcome::Done)

@@ -3,6 +3,7 @@
 use std::{fmt::Write as _, net::SocketAddrV4, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, ensure};
+use mdgw_feeds::transport::moldudp64::MoldSession;
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     flag,
@@ -37,6 +38,9 @@ pub(super) struct Args {
     /// Seed of the made-up day and of all damage: the same seed does the same.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Session of the made-up day, up to ten characters.
+    #[arg(long, default_value = "MDGWSIM001", value_name = "NAME", conflicts_with = "capture", value_parser = session)]
+    session: MoldSession,
     /// Where a line goes (address:port); once for each line, A first.
     #[arg(long = "line", required = true, value_name = "ADDR:PORT")]
     lines: Vec<SocketAddrV4>,
@@ -133,6 +137,7 @@ fn config(args: &Args) -> anyhow::Result<ExchangeConfig> {
             seed: args.seed,
             message_count: args.messages,
             stock_count: args.stocks,
+            session: args.session,
             ..ItchDay::default()
         }),
     };
@@ -163,6 +168,17 @@ fn config(args: &Args) -> anyhow::Result<ExchangeConfig> {
         request_server: args.request_server,
         answer_loss: args.answer_loss,
     })
+}
+
+/// As it stands in packets: letters and digits, filled up with spaces on the right.
+fn session(name: &str) -> Result<MoldSession, String> {
+    let is_plain = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    if !is_plain || name.len() > size_of::<MoldSession>() {
+        return Err("a session's name has one to ten letters or digits".to_owned());
+    }
+    let mut session = MoldSession::from([b' '; size_of::<MoldSession>()]);
+    session[..name.len()].copy_from_slice(name.as_bytes());
+    Ok(session)
 }
 
 /// The chance of one line, where one was given for all or one for each.

@@ -54,7 +54,7 @@ use crate::{
         identity::{Incarnation, Member, NodeId, NodeName},
         latch::LeaderLatch,
         lease::{Lease, LeaseConfig, MovesConfig},
-        peer::PeerMessage,
+        peer::{DeathNotice, PeerMessage},
         quorum::{
             backend::QuorumBackends,
             candidate::{Candidate, CandidateConfig, vote_ns_max},
@@ -349,10 +349,11 @@ impl PeerNews {
         elections: BTreeMap<GroupId, Election>,
         fitness: PeerFitness,
         omens: AllOmens,
+        deaths: Option<DeathNotes>,
     ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let mut news = News { desk, elections, fitness, omens, ended: BTreeSet::new() };
+        let mut news = News { desk, elections, fitness, omens, deaths, ended: BTreeSet::new() };
         let thread = std::thread::Builder::new().name("mdgw-peer-news".to_owned()).spawn(move || {
             news.desk.wake_on_message(std::thread::current());
             while !stopped.load(Relaxed) {
@@ -375,12 +376,37 @@ impl Drop for PeerNews {
     }
 }
 
+/// Notes the deaths of other gateways.
+#[derive(Debug)]
+pub(super) struct DeathNotes {
+    node: NodeId,
+    notes: AuditNotes,
+    /// Each is told several times.
+    noted: BTreeSet<(GroupId, NodeId, Incarnation)>,
+}
+
+impl DeathNotes {
+    /// As that gateway, there.
+    pub(super) fn new(node: NodeId, notes: AuditNotes) -> Self {
+        Self { node, notes, noted: BTreeSet::new() }
+    }
+
+    fn note(&mut self, group: GroupId, notice: DeathNotice) {
+        let DeathNotice { holder, incarnation, epoch } = notice;
+        if self.noted.insert((group, holder, incarnation)) {
+            let change = Change::Died { holder: holder.0, incarnation: incarnation.0 };
+            self.notes.note(group, self.node, epoch, change);
+        }
+    }
+}
+
 /// From the link's desk to the elections.
 struct News {
     desk: Arc<PairDesk>,
     elections: BTreeMap<GroupId, Election>,
     fitness: PeerFitness,
     omens: AllOmens,
+    deaths: Option<DeathNotes>,
     /// Processes whose end has been logged: it is told of each group, and three times.
     ended: BTreeSet<(NodeId, Incarnation)>,
 }
@@ -398,6 +424,9 @@ impl News {
                     lock(&self.omens).entry(*group).or_default().death = Some(mono_now());
                 }
                 election.died(notice);
+                if let Some(deaths) = &mut self.deaths {
+                    deaths.note(*group, notice);
+                }
             }
         }
         while let Some((from, group, message)) = self.desk.take_election() {

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mdgw_feeds::identity::GroupId;
+use mdgw_feeds::{identity::GroupId, time::UnixNs};
 use rustix::net::sockopt::socket_peercred;
 
 use super::{
@@ -33,7 +33,11 @@ use crate::{
         peer::DeathNotice,
         register::{Register, RegisterEvent},
     },
-    sys::{clock::mono_now, kernel_fence::Shutter, pidfd::PidFd},
+    sys::{
+        clock::{mono_now, unix_now},
+        kernel_fence::Shutter,
+        pidfd::PidFd,
+    },
 };
 
 /// A gateway that is watched.
@@ -61,7 +65,9 @@ pub enum Outcome {
     Announced {
         /// How its death was noticed.
         cause: Cause,
-        /// From the notice to the end of the first announcement, ns.
+        /// When.
+        noticed_at: UnixNs,
+        /// From there to the end of the first announcement, ns.
         took_ns: u64,
         /// Sends that the system refused, of all three times.
         refused: usize,
@@ -163,11 +169,11 @@ impl Watch {
         let mut last_error = io::Error::other("no thread looks");
         for concluded in end {
             match concluded {
-                Ok(Some(Outcome::Announced { cause, took_ns, refused, .. })) => {
+                Ok(Some(Outcome::Announced { cause, noticed_at, took_ns, refused, .. })) => {
                     let noticed = Instant::now();
                     let refused = refused + watch.announce_again();
                     let records = watch.mark_records(noticed);
-                    return Ok(Outcome::Announced { cause, took_ns, refused, records });
+                    return Ok(Outcome::Announced { cause, noticed_at, took_ns, refused, records });
                 }
                 Ok(Some(Outcome::InOrder)) => return Ok(Outcome::InOrder),
                 Ok(None) => {}
@@ -201,7 +207,7 @@ impl Watch {
 
     /// Makes sure of the death, then says it. `None`: the other thread has said it.
     fn conclude(&self, cause: Cause) -> io::Result<Option<Outcome>> {
-        let noticed = mono_now();
+        let (noticed, noticed_at) = (mono_now(), unix_now());
         // The mutex belonged to a thread: what else of the process still runs must not send any more. What can't be killed
         // is not announced as dead.
         self.gateway.kill()?;
@@ -217,7 +223,7 @@ impl Watch {
             NOT_HUNG => cause,
             thread => Cause::Hang { thread },
         };
-        Ok(Some(Outcome::Announced { cause, took_ns, refused, records: Vec::new() }))
+        Ok(Some(Outcome::Announced { cause, noticed_at, took_ns, refused, records: Vec::new() }))
     }
 
     fn announce_again(&self) -> usize {

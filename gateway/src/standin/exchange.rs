@@ -15,8 +15,6 @@ use std::{
     time::Duration,
 };
 
-use mdgw_feeds::transport::moldudp64;
-
 use super::{
     damage::{DamagedLines, LineDamage, Losses},
     history::History,
@@ -323,6 +321,3 @@ impl Player {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 }
-
-/// The session of a made-up day.
-pub(super) const SESSION: moldudp64::MoldSession = *b"MDGWSIM001";

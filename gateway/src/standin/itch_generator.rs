@@ -39,6 +39,8 @@ pub struct ItchDay {
     pub order_ids: OrderIds,
     /// Mean time between bursts.
     pub burst_gap_ns: u64,
+    /// What its packets say that it is called.
+    pub session: MoldSession,
 }
 
 /// What order ids look like.
@@ -59,6 +61,7 @@ impl Default for ItchDay {
             live_orders: 500_000,
             order_ids: OrderIds::Dense,
             burst_gap_ns: 10_000,
+            session: *b"MDGWSIM001",
         }
     }
 }
@@ -658,6 +661,7 @@ mod tests {
         live_orders: 5_000,
         order_ids: OrderIds::Scattered,
         burst_gap_ns: 10_000,
+        session: *b"MDGWSIM001",
     };
 
     fn u32_at(message: &[u8], offset: usize) -> u32 {

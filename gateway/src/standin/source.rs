@@ -15,7 +15,7 @@ use mdgw_feeds::{
 use zerocopy::FromBytes;
 
 use super::{
-    exchange::{Played, SESSION},
+    exchange::Played,
     itch_generator::{ItchGenerator, ItchPackets},
 };
 use crate::capture_file::{CaptureError, CaptureFile, OpenOptions};
@@ -61,7 +61,7 @@ impl Source {
                 Self::Capture { file: Box::new(file), last: None }
             }
             Played::Itch(day) => {
-                let packets = ItchPackets::new(ItchGenerator::new(*day), SESSION);
+                let packets = ItchPackets::new(ItchGenerator::new(*day), day.session);
                 Self::Itch { packets: Box::new(packets), buffer: Vec::new() }
             }
         })

@@ -28,6 +28,7 @@ fn day(messages: u64) -> ItchDay {
         live_orders: 500,
         order_ids: OrderIds::Dense,
         burst_gap_ns: 10_000,
+        ..ItchDay::default()
     }
 }
 
