@@ -1,13 +1,13 @@
 //! No space for the publication log: publishing goes on, and somebody is told.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{fs, path::PathBuf, process::Command};
+use std::fs;
 
 use mdgw_tests::{
-    captures,
     day::Day,
+    mounted::Mounted,
     process::{Ended, Signal},
-    site::{Site, Wanted, text},
+    site::{Site, Wanted},
 };
 
 #[test]
@@ -33,7 +33,7 @@ fn a_log_with_space_raises_no_such_alarm() {
 /// on standard error, where this process may not mount one.
 fn run_with_log_of(size: &str) -> Option<Ended> {
     let site = Site::new();
-    let _mounted = Mounted::new(site.path("log"), size)?;
+    let _mounted = Mounted::new("a full file system under the log", site.path("log"), size)?;
     let day = Day::of(&site, 60_000);
     let wanted = Wanted { segment_bytes: 1 << 20, retention_bytes: 16 << 20, ..Wanted::itch() };
     let gateway = day.gateway(&site, &wanted);
@@ -44,30 +44,4 @@ fn run_with_log_of(size: &str) -> Option<Ended> {
     assert!(!tail.stderr.contains("lost ["), "{}", tail.stderr);
     assert!(fs::read(out).unwrap() == day.expected, "the subscriber has all of the day");
     Some(gateway.end_by(Signal::Terminate).with_code(0))
-}
-
-/// A file system in memory. Unmounted when it is dropped, by a panicking test too.
-struct Mounted(PathBuf);
-
-impl Mounted {
-    fn new(path: PathBuf, size: &str) -> Option<Self> {
-        fs::create_dir_all(&path).unwrap();
-        let options = format!("size={size}");
-        if !succeeds("mount", &["-t", "tmpfs", "-o", &options, "tmpfs", text(&path)]) {
-            captures::say("SKIPPED: a full file system under the log: mounting one takes root");
-            return None;
-        }
-        Some(Self(path))
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        // Lazily: a gateway that a panic left behind may still have it open.
-        succeeds("umount", &["--lazy", text(&self.0)]);
-    }
-}
-
-fn succeeds(program: &str, arguments: &[&str]) -> bool {
-    Command::new(program).args(arguments).status().is_ok_and(|status| status.success())
 }

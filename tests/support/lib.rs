@@ -9,6 +9,7 @@ pub mod failover;
 pub mod feeds;
 pub mod groups;
 pub mod json;
+pub mod mounted;
 pub mod namespaces;
 pub mod pair;
 pub mod process;

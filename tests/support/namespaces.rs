@@ -75,6 +75,10 @@ impl Namespace {
     fn ip(&self, words: &str) -> io::Result<()> {
         self.run(|| run(Command::new("ip").args(words.split_whitespace()), ""))
     }
+
+    fn traffic(&self, words: &str) -> io::Result<()> {
+        self.run(|| run(Command::new("tc").args(words.split_whitespace()), ""))
+    }
 }
 
 /// One host: its namespace and its address, on the interface [`INTERFACE`].
@@ -86,6 +90,19 @@ pub struct Host {
     pub address: Ipv4Addr,
     /// Where its processes run.
     pub namespace: Namespace,
+}
+
+impl Host {
+    /// From now on its cable takes no more than so much; what comes faster waits, first in the interface, then in the sockets.
+    pub fn slow_down(&self, kbit_per_second: u32) {
+        let queue = format!("qdisc replace dev {INTERFACE} root tbf rate {kbit_per_second}kbit burst 4kb limit 8mb");
+        self.namespace.traffic(&queue).expect("a cable can be slowed down");
+    }
+
+    /// The cable takes everything again; what waits in the interface is gone.
+    pub fn speed_up(&self) {
+        self.namespace.traffic(&format!("qdisc del dev {INTERFACE} root")).expect("it was slowed down");
+    }
 }
 
 /// What a host's only interface is called.
@@ -153,6 +170,25 @@ impl Switch {
     /// Loses whatever goes to that address, from that host.
     pub fn cut_to_address(&self, from: &Host, address: Ipv4Addr) {
         self.drop_what(&format!("iifname {} ip daddr {address}", from.name));
+    }
+
+    /// Loses whatever goes to that address, from that host, once so many copies have passed: each host gets one.
+    pub fn cut_to_address_after(&self, from: &Host, address: Ipv4Addr, copies: u64) {
+        let late = format!("numgen inc mod 1000000000 >= {copies} counter");
+        self.drop_what(&format!("iifname {} ip daddr {address} {late}", from.name));
+    }
+
+    /// Whether a cut that counts has lost anything yet.
+    ///
+    /// # Panics
+    /// When the switch doesn't tell.
+    #[must_use]
+    pub fn has_cut(&self) -> bool {
+        let mut list = Command::new("nft");
+        list.args(["list", "chain", "bridge", "cuts", "forward"]);
+        let listed = self.namespace.run(|| list.output()).expect("nft runs");
+        let text = String::from_utf8_lossy(&listed.stdout);
+        text.contains("counter packets") && !text.contains("counter packets 0 ")
     }
 
     /// Loses some of what goes to that address on its way to one host, by chance.

@@ -11,6 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::{Pid, kill_process};
+
 /// No step of a test takes as long on any machine; whatever takes longer hangs.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -181,17 +183,16 @@ impl Mdgw {
     /// # Panics
     /// When the process is gone already.
     pub fn signal(&self, signal: Signal) {
-        let name = match signal {
-            Signal::Interrupt => "INT",
-            Signal::Terminate => "TERM",
-            Signal::HangUp => "HUP",
-            Signal::Kill => "KILL",
-            Signal::Stop => "STOP",
-            Signal::Continue => "CONT",
+        let number = match signal {
+            Signal::Interrupt => rustix::process::Signal::INT,
+            Signal::Terminate => rustix::process::Signal::TERM,
+            Signal::HangUp => rustix::process::Signal::HUP,
+            Signal::Kill => rustix::process::Signal::KILL,
+            Signal::Stop => rustix::process::Signal::STOP,
+            Signal::Continue => rustix::process::Signal::CONT,
         };
-        let kill = format!("kill -{name} {}", self.child.id());
-        let sent = Command::new("sh").args(["-c", &kill]).status().expect("a shell runs");
-        assert!(sent.success(), "{}: {kill}", self.title);
+        let sent = kill_process(Pid::from_child(&self.child), number);
+        sent.unwrap_or_else(|error| panic!("{}: {signal:?}: {error}", self.title));
     }
 
     /// Waits for its end.

@@ -2,9 +2,12 @@
 //! processes on a real network. It remembers all that was published and delivered, and judges it in the end.
 
 pub mod cases;
+mod config;
 pub mod judge;
+pub mod plan;
 pub mod receiver;
 pub mod stall;
+pub mod trials;
 
 use std::{
     fs,
@@ -26,81 +29,20 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use self::{
-    judge::{Day, Expected, Judged},
+    judge::{Day, Expected, Judged, Records},
+    plan::{Backend, Plan},
     receiver::{Received, Receiver},
 };
 use crate::{
+    captures::say,
     day::DATE,
-    failover::Timing,
+    mounted::Mounted,
     namespaces::{Host, INTERFACE, Switch},
     pair::{CHANNEL, GROUP, wait_until},
     process::{self, Mdgw, Signal},
     site::text,
     stores::{Ensemble, Store},
 };
-
-/// Who grants leadership.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backend {
-    /// Records in memory of this machine, which all hosts share.
-    File,
-    /// Votes of the gateways and of a witness.
-    Quorum,
-    /// Three nodes of a store, each on a host of its own.
-    Store(Store),
-}
-
-impl Backend {
-    /// By the name that a configuration gives it.
-    #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
-        match name {
-            "file" => Some(Self::File),
-            "quorum" => Some(Self::Quorum),
-            "etcd" => Some(Self::Store(Store::Etcd)),
-            "zookeeper" => Some(Self::Store(Store::ZooKeeper)),
-            _ => None,
-        }
-    }
-}
-
-/// What the world is like.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// Who grants leadership.
-    pub backend: Backend,
-    /// Lease, renewal, margin.
-    pub timing: Timing,
-    /// Whether a sentinel tells of a gateway's death.
-    pub has_sentinel: bool,
-    /// Messages of the venue's day.
-    pub messages: u64,
-    /// Messages of the venue in a second.
-    pub messages_per_second: f64,
-    /// SCHED_FIFO priority of the election threads; 0 for none.
-    pub priority: u8,
-    /// More lines of `[gateway]` of both.
-    pub gateway: String,
-    /// Where publication logs and captures go.
-    pub fast: PathBuf,
-}
-
-impl Plan {
-    /// A pair over votes or records with a lease that stands a crowded machine, and a short day.
-    #[must_use]
-    pub fn calm(backend: Backend) -> Self {
-        Self {
-            backend,
-            timing: Timing(600, 120, 120),
-            has_sentinel: true,
-            messages: 120_000,
-            messages_per_second: 1_500.0,
-            priority: 0,
-            gateway: String::new(),
-            fast: std::env::temp_dir(),
-        }
-    }
-}
 
 /// All hosts and what runs on them. Everything ends with it.
 #[derive(Debug)]
@@ -110,10 +52,19 @@ pub struct World {
     pub switch: Switch,
     venue: Host,
     gateways: [Host; 2],
-    witness: Option<(Host, Mdgw)>,
+    witness: Option<(Host, Option<Mdgw>)>,
     store: Option<(Vec<Host>, Ensemble)>,
     running: [Option<Mdgw>; 2],
+    /// Those that were killed: their sentinels may have something to say yet.
+    killed: Vec<Mdgw>,
+    /// What processes that have ended said.
+    said: Vec<String>,
+    /// Of each gateway's configuration.
+    revisions: [u64; 2],
+    disks: Vec<Mounted>,
     sim: Option<Mdgw>,
+    /// Packets of each session that has ended.
+    played: Vec<u64>,
     receivers: Vec<Receiver>,
     expected: Option<JoinHandle<Expected>>,
     folder: TempDir,
@@ -136,10 +87,16 @@ impl World {
         let mut receivers = Vec::new();
         for number in 0..RECEIVERS {
             let host = switch.host(&format!("receiver{number}"), address(FIRST_RECEIVER + number));
-            // Not all of them ask the same gateway.
-            let service = SocketAddrV4::new(address(1 + number % 2), RETRANSMISSION_PORT);
+            // Not all of them ask the same gateway first.
+            let services = [number % 2, 1 - number % 2];
+            let services = services.map(|index| SocketAddrV4::new(address(1 + index), RETRANSMISSION_PORT));
             let capture = fast.path().join(format!("receiver{number}.pcap"));
-            receivers.push(Receiver::start(&host, OUTPUT, service, &capture));
+            let publishers = [address(1), address(2)];
+            receivers.push(Receiver::start(&host, OUTPUT, publishers, services, &capture));
+        }
+        let mut disks = Vec::new();
+        for node in plan.has_small_disks.then_some([1, 2]).into_iter().flatten() {
+            disks.push(Mounted::new(test, folder.path().join(format!("disk{node}")), "256k")?);
         }
         let mut world = Self {
             plan,
@@ -149,7 +106,12 @@ impl World {
             witness: None,
             store: None,
             running: [None, None],
+            killed: Vec::new(),
+            said: Vec::new(),
+            revisions: [1; 2],
+            disks,
             sim: None,
+            played: Vec::new(),
             receivers,
             expected: None,
             folder,
@@ -163,23 +125,37 @@ impl World {
         let day = world.day();
         world.expected = Some(std::thread::spawn(move || day.expected()));
         world.start_gateway(1);
-        world.start_gateway(2);
-        let leader = world.leader();
-        world.wait_until_stands(3 - leader);
+        if !world.plan.begins_alone {
+            world.start_gateway(2);
+            let leader = world.leader();
+            world.wait_until_stands(3 - leader);
+        }
         Some(world)
     }
 
-    /// The venue begins its day.
+    /// The venue begins a session.
     pub fn open_venue(&mut self) {
         let [a, b] = LINES.map(|line| line.to_string());
         let Plan { messages, messages_per_second, .. } = self.plan;
         let (messages, rate) = (messages.to_string(), (messages_per_second / MESSAGES_PER_PACKET).to_string());
         let requests = SocketAddrV4::new(self.venue.address, REQUEST_PORT).to_string();
         let (stocks, seed) = (judge::STOCKS.to_string(), judge::SEED.to_string());
+        let session = format!("MDGWSIM{:03}", self.played.len() + 1);
         let words =
             ["sim", "--line", &a, "--line", &b, "--interface", INTERFACE, "--messages", &messages, "--rate", &rate];
         let more = ["--stocks", &stocks, "--seed", &seed, "--request-server", &requests, "--linger-s", "600", "--json"];
-        self.sim = Some(self.venue.namespace.run(|| process::start(words.iter().chain(&more))));
+        let named = ["--session", &session];
+        let words = words.iter().chain(&more).chain(&named);
+        self.sim = Some(self.venue.namespace.run(|| process::start(words)));
+    }
+
+    /// The venue ends its session where it is.
+    ///
+    /// # Panics
+    /// When none is open.
+    pub fn close_venue(&mut self) {
+        let sim = self.sim.take().expect("the venue has opened").end_by(Signal::Terminate).with_code(0);
+        self.played.push(sim.json()["packets"].as_u64().unwrap_or_default());
     }
 
     /// Starts that gateway, again.
@@ -187,6 +163,8 @@ impl World {
     /// # Panics
     /// When it doesn't start.
     pub fn start_gateway(&mut self, node: u8) {
+        // Whoever was killed may still hold its files.
+        self.said.extend(self.killed.drain(..).map(|gateway| gateway.end().stderr));
         let path = self.path(&format!("gateway{node}.toml"));
         fs::write(&path, self.config_text(node)).expect("the configuration can be written");
         let words = ["run", text(&path), "--date", DATE, "--ts-recv", "none"];
@@ -198,19 +176,28 @@ impl World {
 
     fn start_witness(&mut self) {
         let host = self.switch.host("witness", address(WITNESS));
+        fs::write(self.path("witness.toml"), self.witness_text(host.address))
+            .expect("the configuration can be written");
+        self.witness = Some((host, None));
+        self.restart_witness();
+    }
+
+    /// Starts the witness, again.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn restart_witness(&mut self) {
         let path = self.path("witness.toml");
-        let peer = |node: u8| format!("[[peer]]\nnode = {node}\naddress = \"{}:{VOTE_PORT}\"\n", address(node));
-        let config = format!(
-            "node = {WITNESS}\nlisten = \"{}:{VOTE_PORT}\"\nkey_file = \"{}\"\nvote_directory = \"{}\"\n{}{}",
-            host.address,
-            text(&self.path("key")),
-            text(&self.path("witness-votes")),
-            peer(1),
-            peer(2),
-        );
-        fs::write(&path, config).expect("the configuration can be written");
-        let witness = host.namespace.run(|| process::start(["witness", text(&path)]));
-        self.witness = Some((host, witness));
+        let (host, witness) = self.witness.as_mut().expect("a quorum has a witness");
+        *witness = Some(host.namespace.run(|| process::start(["witness", text(&path)])));
+    }
+
+    /// Kills the witness as a crash does.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn kill_witness(&mut self) {
+        drop(self.witness.as_mut().expect("a quorum has a witness").1.take());
     }
 
     fn start_store(&mut self, store: Store, test: &str) -> Option<()> {
@@ -241,8 +228,24 @@ impl World {
     /// When it doesn't run.
     pub fn kill(&mut self, node: u8) -> u64 {
         let at = self.signal(node, Signal::Kill);
-        drop(self.running[index(node)].take());
+        self.killed.extend(self.running[index(node)].take());
         at
+    }
+
+    /// Ends it in order; when, ns since 1970 UTC.
+    ///
+    /// # Panics
+    /// When it doesn't run, or fails.
+    pub fn end(&mut self, node: u8) -> u64 {
+        let now = unix_now();
+        let gateway = self.running[index(node)].take().expect("who is ended runs");
+        let _said = gateway.end_by(Signal::Terminate).with_code(0);
+        now.0
+    }
+
+    /// From its next start on that gateway has another configuration: a later revision, with another output.
+    pub fn roll(&mut self, node: u8) {
+        self.revisions[index(node)] += 1;
     }
 
     /// Asks that gateway to hand over; when, ns since 1970 UTC. `None`: it could not, or leads no more.
@@ -253,7 +256,7 @@ impl World {
         asked.is_ok().then_some(now.0)
     }
 
-    /// A stranger publishes a heartbeat under that epoch.
+    /// A stranger publishes a heartbeat under that epoch. No capture has it: what is judged is what the gateways publish.
     ///
     /// # Panics
     /// When nothing has been published yet.
@@ -343,17 +346,17 @@ impl World {
     /// When a part fails.
     #[must_use]
     pub fn finish(mut self) -> Judged {
-        let sim = self.sim.take().expect("the venue has opened").end_by(Signal::Terminate).with_code(0);
-        let played = sim.json()["packets"].as_u64().unwrap_or_default();
-        let expected = self.expected.take().map(JoinHandle::join).expect("asked once").expect("a day has a content");
-        let expected = expected.up_to(played);
+        self.close_venue();
+        let whole = self.expected.take().map(JoinHandle::join).expect("asked once").expect("a day has a content");
+        let expected = Expected::of_sessions(&whole, &self.played);
         wait_until("the day's end is heard", || self.receivers.iter().all(Receiver::has_ended));
         for gateway in self.running.iter_mut().filter_map(Option::take) {
-            let _said = gateway.end_by(Signal::Terminate);
+            self.said.push(gateway.end_by(Signal::Terminate).stderr);
         }
+        self.said.extend(self.killed.drain(..).map(|gateway| gateway.end().stderr));
         let audits = [1, 2].map(|node| fs::read_to_string(self.audit(node)).unwrap_or_default());
         let received: Vec<(PathBuf, Received)> = self.receivers.drain(..).map(Receiver::finish).collect();
-        Judged::of(&expected, received, &audits)
+        Judged::of(&expected, received, &Records { audits: &audits, said: &self.said })
     }
 
     /// A file of this world.
@@ -368,13 +371,20 @@ impl World {
         &self.gateways[index(node)]
     }
 
-    /// The witness's host.
+    /// The hosts of whoever grants leadership, beside the gateways: the witness, or the store.
+    #[must_use]
+    pub fn grantors(&self) -> Vec<Host> {
+        let witness = self.witness.iter().map(|(host, _)| host);
+        witness.chain(self.store.iter().flat_map(|(hosts, _)| hosts)).cloned().collect()
+    }
+
+    /// Leaves no room for votes and audit of that gateway, or makes some again.
     ///
     /// # Panics
-    /// When there is none.
-    #[must_use]
-    pub fn witness(&self) -> &Host {
-        &self.witness.as_ref().expect("a quorum has a witness").0
+    /// When it has no disk of its own, see [`Plan::has_small_disks`].
+    pub fn set_disk(&self, node: u8, is_full: bool) {
+        let disk = &self.disks[index(node)];
+        if is_full { disk.fill() } else { disk.free() }
     }
 
     fn day(&self) -> Day {
@@ -386,72 +396,34 @@ impl World {
     }
 
     fn audit(&self, node: u8) -> PathBuf {
-        self.path(&format!("audit{node}.jsonl"))
+        self.disk(node).join(format!("audit{node}.jsonl"))
     }
 
-    fn config_text(&self, node: u8) -> String {
-        let at = |directory: &Path, name: &str| directory.join(format!("{name}{node}")).display().to_string();
-        let (state, log) = (at(self.folder.path(), "state"), at(self.fast.path(), "log"));
-        let (audit, socket, key) = (self.audit(node), self.socket(node), self.path("key"));
-        let (peer, own) = (3 - node, address(node));
-        let Plan { timing: Timing(lease, renewal, margin), priority, gateway, .. } = &self.plan;
-        let [line_a, line_b] = LINES;
-        let sentinel = if self.plan.has_sentinel { "started" } else { "none" };
-        let mut config = format!(
-            "[gateway]\nnode = {node}\nstate_file = \"{state}\"\nlog_dir = \"{log}\"\naudit_file = \"{}\"\n\
-             control_socket = \"{}\"\nsegment_bytes = 16777216\nretention_bytes = 268435456\n{gateway}\n\
-             [[pool]]\nname = \"main\"\nthreads = 1\nwait = \"park\"\n\
-             [[channel]]\nid = 1\nname = \"one\"\nfeed = \"nasdaq-itch-5.0\"\norders_max = 1048576\nlevels_max = 524288\n\
-             window_packets = 16384\ngap_timeout_us = 2000\n\
-             [[channel.line]]\nname = \"A\"\ngroup = \"{line_a}\"\ninterface = \"{INTERFACE}\"\n\
-             [[channel.line]]\nname = \"B\"\ngroup = \"{line_b}\"\ninterface = \"{INTERFACE}\"\n\
-             [channel.recovery]\nserver = \"{}:{REQUEST_PORT}\"\n\
-             [[output]]\ngroups = [1]\nheartbeat_ms = 100\n\
-             [[output.line]]\naddress = \"{OUTPUT}\"\ninterface = \"{INTERFACE}\"\n\
-             [retransmission]\nlisten = \"{own}:{RETRANSMISSION_PORT}\"\nallowed = [\"10.77.0.0/24\"]\n\
-             requests_per_second = 10000\nbytes_per_second = 100000000\n\
-             [latency]\ndirectory = \"{}\"\n\
-             [election]\nname = \"gw{node}\"\nlease_ms = {lease}\nrenew_ms = {renewal}\nmargin_ms = {margin}\n\
-             rate_error_ppm = 500\npriority = {priority}\nbackend = ",
-            text(&audit),
-            text(&socket),
-            address(VENUE),
-            at(self.fast.path(), "latency"),
-        );
-        config += &match self.plan.backend {
-            Backend::File => {
-                format!("\"file\"\n[election.file]\ndirectory = \"{}\"\n", self.fast.path().join("records").display())
-            }
-            Backend::Quorum => {
-                let voter = |node: u8| {
-                    format!("[[election.quorum.voter]]\nnode = {node}\naddress = \"{}:{VOTE_PORT}\"\n", address(node))
-                };
-                format!(
-                    "\"quorum\"\n[election.quorum]\nlisten = \"{own}:{VOTE_PORT}\"\nkey_file = \"{}\"\n\
-                     vote_directory = \"{}\"\n{}{}",
-                    text(&key),
-                    at(self.folder.path(), "votes"),
-                    voter(peer),
-                    voter(WITNESS),
-                )
-            }
-            Backend::Store(store) => {
-                let endpoints: Vec<String> = (0..STORE_NODES)
-                    .map(|number| format!("\"{}:{STORE_PORT}\"", address(FIRST_STORE + number)))
-                    .collect();
-                let name = if store == Store::ZooKeeper { "zookeeper" } else { "etcd" };
-                format!("\"{name}\"\n[election.{name}]\nendpoints = [{}]\n", endpoints.join(", "))
-            }
-        };
-        config += &format!(
-            "[election.link]\nlisten = \"{own}:{LINK_PORT}\"\npeer = \"{}:{LINK_PORT}\"\nkey_file = \"{}\"\n\
-             sentinel = \"{sentinel}\"\n[[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n",
-            address(peer),
-            text(&key),
-        );
-        config
+    /// Where that gateway's votes and audit are.
+    fn disk(&self, node: u8) -> &Path {
+        self.disks.get(index(node)).map_or_else(|| self.folder.path(), Mounted::path)
     }
 }
+
+/// A test that panics says what its gateways said last, and how far its receivers had come.
+impl Drop for World {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for gateway in self.running.iter().flatten() {
+            let said = gateway.said();
+            let lines: Vec<&str> = said.lines().collect();
+            say(&lines[lines.len().saturating_sub(SAID_LINES)..].join("\n"));
+        }
+        for (number, receiver) in self.receivers.iter().enumerate() {
+            let (told, epoch) = receiver.progress();
+            say(&format!("receiver {number}: {told} things, the last under {epoch:?}: {:?}", receiver.last_name()));
+        }
+    }
+}
+
+const SAID_LINES: usize = 40;
 
 /// Where both gateways publish.
 pub const OUTPUT: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(239, 77, 2, 1), 31_000);

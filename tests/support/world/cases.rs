@@ -1,11 +1,18 @@
 //! What is done to a pair, by name. Each function strikes once and returns when both gateways are in order again.
 
+mod grantors;
+mod network;
+mod processes;
+
 use std::time::Duration;
 
 use mdgw_feeds::identity::Epoch;
 
-use super::{OUTPUT, World};
-use crate::{pair::wait_until, process::Signal};
+use super::{
+    World,
+    plan::{Backend, Plan},
+};
+use crate::stores::Store;
 
 /// One kind of blow.
 #[derive(Clone, Copy, Debug)]
@@ -14,8 +21,27 @@ pub struct Case {
     pub name: &'static str,
     /// What is done.
     pub about: &'static str,
+    /// What has to come of it.
+    pub wanted: Wanted,
+    /// Books may be in doubt afterwards, if that is said.
+    pub may_doubt: bool,
+    /// Who grants leadership where nobody asks for somebody else.
+    pub backend: Backend,
+    /// What the world has to be like.
+    pub prepare: fn(&mut Plan),
     /// Does it; the number of the trial varies what can vary.
     pub strike: fn(&mut World, u64) -> Blow,
+}
+
+/// What has to come of a blow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The other gateway leads.
+    OtherLeads,
+    /// One of them leads, under a new epoch.
+    SomebodyLeads,
+    /// Who leads goes on, under the same epoch.
+    NothingMoves,
 }
 
 /// A blow that was struck.
@@ -29,38 +55,185 @@ pub struct Blow {
     pub calm_until_ns: Option<u64>,
 }
 
+impl Case {
+    /// Of a pair over records in memory, in an ordinary world.
+    const fn new(name: &'static str, about: &'static str, wanted: Wanted, strike: fn(&mut World, u64) -> Blow) -> Self {
+        Self { name, about, wanted, may_doubt: false, backend: Backend::File, prepare: |_| {}, strike }
+    }
+
+    const fn in_doubt(self) -> Self {
+        Self { may_doubt: true, ..self }
+    }
+
+    const fn over(self, backend: Backend) -> Self {
+        Self { backend, ..self }
+    }
+
+    const fn with(self, prepare: fn(&mut Plan)) -> Self {
+        Self { prepare, ..self }
+    }
+}
+
+const ETCD: Backend = Backend::Store(Store::Etcd);
+
 /// All of them.
-pub const CASES: [Case; 9] = [
-    Case { name: "kill", about: "the leader is killed (SIGKILL) and started again", strike: kill },
-    Case { name: "stop", about: "the leader is stopped (SIGSTOP) for 0.2 to 3 s and goes on", strike: stop },
-    Case { name: "hand-over", about: "the leader is asked to hand over", strike: hand_over },
-    Case {
-        name: "output-cut",
-        about: "nothing that the leader publishes leaves its host; its renewals do",
-        strike: cut_output,
-    },
-    Case {
-        name: "leader-cut",
-        about: "the leader is cut off from the other gateway and the witness",
-        strike: cut_leader,
-    },
-    Case {
-        name: "gap-kill",
-        about: "the leader alone misses both lines for a moment and is killed",
-        strike: gap_then_kill,
-    },
-    Case {
-        name: "store-down",
-        about: "all nodes of the store are killed, for 3 s, and started again",
-        strike: store_down,
-    },
-    Case {
-        name: "store-hangs",
-        about: "all nodes of the store are stopped (SIGSTOP), for 3 s, and go on",
-        strike: store_hangs,
-    },
-    Case { name: "forged", about: "a stranger publishes under an epoch too far above to be believed", strike: forged },
-];
+pub const CASES: [Case; 33] = {
+    use Backend::Quorum;
+    use Wanted::{NothingMoves, OtherLeads, SomebodyLeads};
+    [
+        Case::new("kill", "the leader is killed (SIGKILL) and started again", OtherLeads, processes::kill),
+        Case::new("stop", "the leader is stopped (SIGSTOP) for 0.2 to 3 s and goes on", OtherLeads, processes::stop),
+        Case::new("hand-over", "the leader is asked to hand over", OtherLeads, processes::hand_over),
+        Case::new(
+            "both-restarted",
+            "both gateways are killed in one moment, and started again: nobody has their books",
+            SomebodyLeads,
+            processes::restart_both,
+        )
+        .in_doubt(),
+        Case::new("alone", "the other gateway comes to one that was started alone, and goes", NothingMoves, |world, _| {
+            processes::join_alone(world)
+        })
+        .over(Quorum)
+        .with(|plan| plan.begins_alone = true),
+        Case::new(
+            "rolled",
+            "first the standby, then the leader is started again with the next revision of the configuration",
+            OtherLeads,
+            processes::roll_configuration,
+        ),
+        Case::new(
+            "parts-kill",
+            "packets are so small that messages are cut into parts; the leader's output is cut, wherever it is, and it is killed",
+            OtherLeads,
+            processes::kill_inside_a_message,
+        )
+        .with(cut_messages),
+        Case::new(
+            "roll-kill",
+            "the session ends and the next one begins, while the leader is killed (the venue itself is silent for a second)",
+            OtherLeads,
+            processes::kill_while_sessions_change,
+        ),
+        Case::new(
+            "gap-kill",
+            "the leader alone misses both lines for a moment and is killed; books are told with each change",
+            OtherLeads,
+            processes::gap_then_kill,
+        )
+        .with(tell_books),
+        Case::new("line-loss", "the leader misses 30 % of line A", NothingMoves, network::lose_a_line),
+        Case::new(
+            "lines-loss-kill",
+            "the leader misses 10 % of both lines, and is killed",
+            OtherLeads,
+            network::lose_lines_of_leader,
+        )
+        .with(tell_books),
+        Case::new(
+            "standby-loss-kill",
+            "the standby misses 10 % of both lines, and the leader is killed",
+            OtherLeads,
+            network::lose_lines_of_standby,
+        )
+        .with(tell_books),
+        Case::new(
+            "output-cut",
+            "nothing that the leader publishes leaves its host; its renewals do",
+            OtherLeads,
+            network::cut_output,
+        ),
+        Case::new(
+            "leader-cut",
+            "the leader is cut off from the other gateway and from whoever grants leadership, not from receivers",
+            OtherLeads,
+            |world, _| network::cut_leader(world, network::Way::Both),
+        )
+        .over(Quorum),
+        Case::new("leader-mute", "the same, and the leader still hears them", OtherLeads, |world, _| {
+            network::cut_leader(world, network::Way::From)
+        })
+        .over(Quorum),
+        Case::new("leader-deaf", "the same, and they still hear the leader", OtherLeads, |world, _| {
+            network::cut_leader(world, network::Way::To)
+        })
+        .over(Quorum),
+        Case::new("cut-standby", "leader and standby are cut off from each other, for 2 s", NothingMoves, |world, _| {
+            network::cut_from_standby(world, network::Way::Both)
+        })
+        .over(Quorum),
+        Case::new("cut-to-standby", "the standby does not hear the leader, for 2 s", NothingMoves, |world, _| {
+            network::cut_from_standby(world, network::Way::From)
+        })
+        .over(Quorum),
+        Case::new("cut-to-leader", "the leader does not hear the standby, for 2 s", NothingMoves, |world, _| {
+            network::cut_from_standby(world, network::Way::To)
+        })
+        .over(Quorum),
+        Case::new("cut-witness", "the leader is cut off from the witness, for 2 s", NothingMoves, |world, _| {
+            network::cut_from_grantors(world, network::Way::Both)
+        })
+        .over(Quorum),
+        Case::new("cut-store", "the leader is cut off from the store, for 2 s", NothingMoves, |world, _| {
+            network::cut_from_grantors(world, network::Way::Both)
+        })
+        .over(ETCD),
+        Case::new("cut-to-store", "the store does not hear the leader, for 2 s", NothingMoves, |world, _| {
+            network::cut_from_grantors(world, network::Way::From)
+        })
+        .over(ETCD),
+        Case::new(
+            "cut-from-store",
+            "the leader does not hear the store: its swaps are done, their answers lost; for 2 s",
+            NothingMoves,
+            |world, _| network::cut_from_grantors(world, network::Way::To),
+        )
+        .over(ETCD),
+        Case::new("parked", "the leader's cable is too slow: packets wait in full sockets while its lease ends", OtherLeads, |world, _| {
+            network::park_sends(world)
+        })
+        .over(Quorum),
+        Case::new("forged", "a stranger publishes under an epoch too far above to be believed", NothingMoves, |world, _| {
+            network::forge_an_incredible_epoch(world)
+        }),
+        Case::new("forged-credible", "a stranger publishes under an epoch that everybody believes", SomebodyLeads, |world, _| {
+            network::forge_a_credible_epoch(world)
+        }),
+        Case::new("store-down", "all nodes of the store are killed, for 3 s, and started again", NothingMoves, |world, _| {
+            grantors::kill_store(world, grantors::Nodes::All)
+        })
+        .over(ETCD),
+        Case::new("store-no-quorum", "all nodes of the store but one are killed, for 3 s", NothingMoves, |world, _| {
+            grantors::kill_store(world, grantors::Nodes::AllButOne)
+        })
+        .over(ETCD),
+        Case::new("store-node-down", "one node of the store after the other is killed and started again", NothingMoves, |world, trial| {
+            grantors::kill_store(world, grantors::Nodes::One(trial))
+        })
+        .over(ETCD),
+        Case::new("store-hangs", "all nodes of the store are stopped (SIGSTOP), for 3 s, and go on", NothingMoves, |world, _| {
+            grantors::stop_store(world)
+        })
+        .over(ETCD),
+        Case::new("witness-down", "the witness is killed, for 3 s, and started again", NothingMoves, |world, _| {
+            grantors::kill_witness(world)
+        })
+        .over(Quorum),
+        Case::new("disk-full", "no room for votes and audits of both gateways, for 3 s", NothingMoves, |world, _| {
+            grantors::fill_disks(world)
+        })
+        .over(Quorum)
+        .with(|plan| plan.has_small_disks = true),
+        Case::new(
+            "disk-full-kill",
+            "no room for votes and audits of both gateways, and the leader is killed",
+            OtherLeads,
+            |world, _| grantors::kill_with_full_disks(world),
+        )
+        .over(Quorum)
+        .with(|plan| plan.has_small_disks = true),
+    ]
+};
 
 /// The case of that name.
 #[must_use]
@@ -68,106 +241,15 @@ pub fn named(name: &str) -> Option<Case> {
     CASES.into_iter().find(|case| case.name == name)
 }
 
-fn kill(world: &mut World, _trial: u64) -> Blow {
-    let (leader, before) = (world.leader(), world.epoch());
-    let struck_ns = world.kill(leader);
-    follow(world, leader, before);
-    world.start_gateway(leader);
-    world.wait_until_stands(leader);
-    Blow { before, struck_ns, calm_until_ns: None }
+/// Each change of the best ten levels is told with them: what receivers get says what is in every book.
+fn tell_books(plan: &mut Plan) {
+    plan.channel += "schemas = [\"mbo\", \"mbp-10\"]\n";
 }
 
-fn stop(world: &mut World, trial: u64) -> Blow {
-    let (leader, before) = (world.leader(), world.epoch());
-    let struck_ns = world.signal(leader, Signal::Stop);
-    let pause = Duration::from_millis(200 + trial * 700 % 2_800);
-    // The pause is the blow; what is waited for comes below.
-    std::thread::sleep(pause);
-    follow(world, leader, before);
-    world.signal(leader, Signal::Continue);
-    world.wait_until_stands(leader);
-    Blow { before, struck_ns, calm_until_ns: None }
-}
-
-fn hand_over(world: &mut World, _trial: u64) -> Blow {
-    let mut done = None;
-    // A crowded machine may be too slow for it; then it is asked again, whoever leads by now.
-    wait_until("leadership is handed over", || {
-        let (leader, before) = (world.leader(), world.epoch());
-        done = world.hand_over(leader).map(|struck_ns| (leader, before, struck_ns));
-        done.is_some()
-    });
-    let (leader, before, struck_ns) = done.expect("just waited for");
-    follow(world, leader, before);
-    world.wait_until_stands(leader);
-    Blow { before, struck_ns, calm_until_ns: None }
-}
-
-fn cut_output(world: &mut World, _trial: u64) -> Blow {
-    let (leader, before) = (world.leader(), world.epoch());
-    let struck_ns = now_ns();
-    world.switch.cut_to_address(world.host(leader), *OUTPUT.ip());
-    follow(world, leader, before);
-    world.switch.heal();
-    world.wait_until_stands(leader);
-    Blow { before, struck_ns, calm_until_ns: None }
-}
-
-fn cut_leader(world: &mut World, _trial: u64) -> Blow {
-    let (leader, before) = (world.leader(), world.epoch());
-    let struck_ns = now_ns();
-    for other in [world.host(3 - leader), world.witness()] {
-        world.switch.cut(world.host(leader), other);
-        world.switch.cut(other, world.host(leader));
-    }
-    follow(world, leader, before);
-    world.switch.heal();
-    world.wait_until_stands(leader);
-    Blow { before, struck_ns, calm_until_ns: None }
-}
-
-fn gap_then_kill(world: &mut World, trial: u64) -> Blow {
-    let leader = world.leader();
-    for line in super::LINES {
-        world.switch.cut_off(*line.ip(), world.host(leader));
-    }
-    // The gap's length; nobody says when it is long enough.
-    std::thread::sleep(Duration::from_millis(50 + trial * 30 % 100));
-    world.switch.heal();
-    kill(world, trial)
-}
-
-fn store_down(world: &mut World, _trial: u64) -> Blow {
-    calm(world, Duration::from_secs(3), |world, is_begin| {
-        let nodes = 0..world.store().count();
-        if is_begin {
-            nodes.for_each(|node| world.store().kill(node));
-        } else {
-            nodes.for_each(|node| world.store().restart(node));
-            world.store().await_serving();
-        }
-    })
-}
-
-fn store_hangs(world: &mut World, _trial: u64) -> Blow {
-    calm(world, Duration::from_secs(3), |world, is_begin| {
-        let nodes = 0..world.store().count();
-        if is_begin {
-            nodes.for_each(|node| world.store().pause(node));
-        } else {
-            nodes.for_each(|node| world.store().resume(node));
-            world.store().await_serving();
-        }
-    })
-}
-
-fn forged(world: &mut World, _trial: u64) -> Blow {
-    calm(world, Duration::from_millis(500), |world, is_begin| {
-        if is_begin {
-            let epoch = world.epoch();
-            world.forge(Epoch::new(epoch.count() + 5_000, 77));
-        }
-    })
+/// Most messages come to more than the smallest packet holds.
+fn cut_messages(plan: &mut Plan) {
+    plan.channel += "schemas = [\"mbo\", \"mbp-1\", \"mbp-10\", \"trades\"]\n";
+    plan.output += "payload_bytes_max = 576\n";
 }
 
 /// Something that must change nothing: done, and undone after so long.
@@ -180,16 +262,19 @@ fn calm(world: &mut World, length: Duration, mut act: impl FnMut(&mut World, boo
     std::thread::sleep(length);
     let calm_until_ns = Some(now_ns());
     act(world, false);
-    world.wait_for_more(200);
+    world.wait_for_more(MORE);
     Blow { before, struck_ns, calm_until_ns }
 }
 
-fn follow(world: &World, leader: u8, before: Epoch) {
-    let next = world.wait_for_content_after(before);
-    assert_ne!(next.node(), leader, "the other gateway leads");
-    world.wait_for_more(200);
+/// Something under which nobody publishes for a moment: until content of another epoch comes, and goes on.
+fn follow(world: &World, before: Epoch) {
+    let _next = world.wait_for_content_after(before);
+    world.wait_for_more(MORE);
 }
 
 fn now_ns() -> u64 {
     mdgw::sys::clock::unix_now().0
 }
+
+/// Things that have to be delivered before a stream goes on.
+const MORE: usize = 200;

@@ -2,13 +2,14 @@
 //! on what every receiver captured.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     path::{Path, PathBuf},
 };
 
 use mdgw::{
     config::Resolved,
     standin::itch_generator::{ItchDay, ItchGenerator, ItchPackets},
+    verify::Promise,
 };
 use mdgw_feeds::{
     arbiter::ArbiterConfig,
@@ -19,7 +20,10 @@ use mdgw_feeds::{
 };
 use serde_json::Value;
 
-use super::receiver::{Delivered, Received, What, content};
+use super::{
+    cases::{Blow, Wanted},
+    receiver::{Delivered, Received, What, content},
+};
 use crate::{day::DATE, feeds::SESSION, process, site::text};
 
 /// Stocks of the venue's day.
@@ -70,19 +74,27 @@ impl Day {
 }
 
 impl Expected {
-    /// Of a venue that stopped after so many packets.
+    /// Of a venue that played the beginning of that day in each of its sessions: so many packets.
     #[must_use]
-    pub fn up_to(mut self, packets: u64) -> Self {
-        let last = usize::try_from(packets).ok().and_then(|packets| packets.checked_sub(1));
-        let count = last.and_then(|last| self.after_packets.get(last)).copied().unwrap_or(0);
-        self.messages.truncate(count);
-        self
+    pub fn of_sessions(whole: &Self, played_packets: &[u64]) -> Self {
+        let mut expected = Self::default();
+        for (restart, packets) in (0..).zip(played_packets) {
+            let last = usize::try_from(*packets).ok().and_then(|packets| packets.checked_sub(1));
+            let count = last.and_then(|last| whole.after_packets.get(last)).copied().unwrap_or(0);
+            let renamed = |((session, sequence), content): &((Session, u64), u64)| {
+                ((Session { restart, ..*session }, *sequence), *content)
+            };
+            expected.messages.extend(whole.messages.iter().take(count).map(renamed));
+        }
+        expected
     }
 
     /// What is wrong with what one receiver was told.
     #[must_use]
     pub fn faults(&self, delivered: &[Delivered]) -> Faults {
         let mut faults = Faults::default();
+        // Behind this name books are in doubt.
+        let mut sure_until = None;
         let mut wanted: HashMap<(Session, u64), (u64, u64)> = HashMap::with_capacity(self.messages.len());
         wanted.extend(self.messages.iter().map(|(name, content)| (*name, (*content, 0))));
         let mut last = None;
@@ -94,6 +106,9 @@ impl Expected {
                 What::Message { name, content, is_suspect } => {
                     faults.out_of_order += u64::from(last.is_some_and(|last| name < last));
                     last = Some(name);
+                    if !is_suspect && faults.suspect == 0 {
+                        sure_until = Some(name);
+                    }
                     faults.suspect += u64::from(is_suspect);
                     match wanted.get_mut(&name) {
                         None => faults.unheard_of += 1,
@@ -103,13 +118,18 @@ impl Expected {
                         }
                         Some((expected, times)) => {
                             *times += 1;
-                            faults.different += u64::from(*expected != content);
+                            let is_different = u64::from(*expected != content);
+                            *(if is_suspect { &mut faults.in_doubt } else { &mut faults.different }) += is_different;
                         }
                     }
                 }
             }
         }
-        faults.lost = wanted.values().map(|(_, times)| u64::from(*times == 0)).sum();
+        for (name, _) in wanted.iter().filter(|(_, (_, times))| *times == 0) {
+            // Without its order a message says nothing that could be told.
+            let is_doubtful = faults.suspect > 0 && Some(*name) > sure_until;
+            *(if is_doubtful { &mut faults.in_doubt } else { &mut faults.lost }) += 1;
+        }
         faults
     }
 }
@@ -133,9 +153,25 @@ pub struct Faults {
     pub lost_on_the_way: u64,
     /// Told with a book in doubt.
     pub suspect: u64,
+    /// Told with other records, or not at all, while books were said to be in doubt.
+    pub in_doubt: u64,
 }
 
 impl Faults {
+    /// All of them together.
+    #[must_use]
+    pub fn sum(&self) -> u64 {
+        let Self { lost, doubled, out_of_order, different, unheard_of, declared, lost_on_the_way, suspect, in_doubt } =
+            self;
+        lost + doubled + out_of_order + different + unheard_of + declared + lost_on_the_way + suspect + in_doubt
+    }
+
+    /// All but what comes of books that are said to be in doubt.
+    #[must_use]
+    pub fn beyond_doubt(&self) -> Self {
+        Self { suspect: 0, in_doubt: 0, ..*self }
+    }
+
     /// Those of another receiver too.
     pub fn add(&mut self, other: &Self) {
         self.lost += other.lost;
@@ -146,6 +182,7 @@ impl Faults {
         self.declared += other.declared;
         self.lost_on_the_way += other.lost_on_the_way;
         self.suspect += other.suspect;
+        self.in_doubt += other.in_doubt;
     }
 }
 
@@ -156,6 +193,8 @@ pub struct Change {
     pub from: Epoch,
     /// Whose content came next.
     pub to: Epoch,
+    /// The last packet of the old epoch ended inside a message.
+    pub was_inside: bool,
     /// Last record of the old epoch.
     pub last_old_ns: u64,
     /// First packet of the new one, of any kind.
@@ -187,12 +226,27 @@ pub struct Judged {
     pub verdict: String,
     /// Messages that some receiver heard more than once.
     pub said_again: u64,
+    /// Packets of an epoch that receivers had left behind, over all of them.
+    pub fenced: u64,
     /// When each epoch's leader knew that it leads, ns since 1970 UTC, by the audits.
     pub gained_ns: BTreeMap<Epoch, u64>,
+    /// When a gateway was told of another one's death, ns since 1970 UTC, by the audits.
+    pub deaths_ns: BTreeSet<u64>,
+    /// When a sentinel noticed its gateway's death, ns since 1970 UTC, by what it said.
+    pub noticed_ns: BTreeSet<u64>,
+}
+
+/// What gateways and sentinels wrote down.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Records<'a> {
+    /// Of each gateway.
+    pub(super) audits: &'a [String],
+    /// On standard error, by each process.
+    pub(super) said: &'a [String],
 }
 
 impl Judged {
-    pub(super) fn of(expected: &Expected, received: Vec<(PathBuf, Received)>, audits: &[String]) -> Self {
+    pub(super) fn of(expected: &Expected, received: Vec<(PathBuf, Received)>, records: &Records<'_>) -> Self {
         let captures: Vec<&str> = received.iter().map(|(capture, _)| text(capture)).collect();
         let verify_of =
             |captures: &[&str], more: &[&str]| process::run(["ha", "verify"].iter().chain(captures).chain(more));
@@ -206,21 +260,56 @@ impl Judged {
             verified: verified.json(),
             verdict: verify(&[]).stdout,
             said_again: captures.iter().filter_map(said_again).max().unwrap_or_default(),
-            gained_ns: audits.iter().flat_map(|audit| gained(audit)).collect(),
+            fenced: verified.json()["fenced"].as_u64().unwrap_or_default(),
+            gained_ns: events(records.audits, "gained").collect(),
+            deaths_ns: events(records.audits, "died").map(|(_, time_ns)| time_ns).collect(),
+            noticed_ns: records.said.iter().flat_map(|said| noticed(said)).collect(),
             received: received.into_iter().map(|(_, received)| received).collect(),
         }
     }
 
     /// Nothing was lost, doubled, out of order or other than the venue's input makes it, at any receiver, and
-    /// `mdgw ha verify` finds nothing in the captures.
+    /// `mdgw ha verify` finds nothing in the captures. After some blows books may be in doubt, if that is said.
     ///
     /// # Panics
     /// When it isn't so.
-    pub fn assert_right(&self) {
+    pub fn assert_right(&self, may_doubt: bool) {
         for faults in &self.faults {
-            assert_eq!(*faults, Faults::default(), "{}", self.verdict);
+            let faults = if may_doubt { faults.beyond_doubt() } else { *faults };
+            assert_eq!(faults, Faults::default(), "{}", self.verdict);
         }
         assert_eq!(self.verified["kept"], true, "{}", self.verdict);
+    }
+
+    /// Whether that came of a blow, at each receiver.
+    #[must_use]
+    pub fn is_as_wanted(&self, wanted: Wanted, blow: &Blow) -> bool {
+        let changes: Vec<&Change> = self.changes_by(blow).collect();
+        let all = |is: &dyn Fn(&Change) -> bool| {
+            changes.len() == self.changes.len() && changes.iter().all(|change| is(change))
+        };
+        match (wanted, blow.calm_until_ns) {
+            (Wanted::NothingMoves, Some(until_ns)) => changes.iter().all(|change| change.first_content_ns > until_ns),
+            (Wanted::OtherLeads, None) => all(&|change| change.to.node() != blow.before.node()),
+            (Wanted::SomebodyLeads, None) => all(&|_| true),
+            (Wanted::NothingMoves, None) | (Wanted::OtherLeads | Wanted::SomebodyLeads, Some(_)) => false,
+        }
+    }
+
+    /// The change that ended the epoch before a blow, as each receiver saw it.
+    pub fn changes_by(&self, blow: &Blow) -> impl Iterator<Item = &Change> {
+        self.changes.iter().filter_map(|all| all.iter().find(|change| change.from == blow.before))
+    }
+
+    /// How often `mdgw ha verify` found two publishers at a time, and how often another promise broken.
+    #[must_use]
+    pub fn broken(&self) -> (u64, u64) {
+        let counts = self.verified["broken"].as_object().cloned().unwrap_or_default();
+        let of = |is_overlap: bool| {
+            let wanted = counts.iter().filter(|(promise, _)| (*promise == Promise::OnePublisher.name()) == is_overlap);
+            wanted.filter_map(|(_, count)| count.as_u64()).sum()
+        };
+        (of(true), of(false))
     }
 
     /// Epochs that were published, ascending.
@@ -251,6 +340,7 @@ fn changes(received: &Received) -> Vec<Change> {
         Change {
             from: two[0].epoch,
             to: two[1].epoch,
+            was_inside: received.ends_inside.get(&two[0].epoch).copied().unwrap_or_default(),
             last_old_ns: two[0].time_ns,
             first_packet_ns: heard.map_or(two[1].time_ns, |(_, time_ns)| *time_ns),
             first_content_ns: two[1].time_ns,
@@ -259,15 +349,21 @@ fn changes(received: &Received) -> Vec<Change> {
     borders.map(change).collect()
 }
 
-fn gained(audit: &str) -> Vec<(Epoch, u64)> {
-    let lines = audit.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let gained = lines.filter(|entry| entry["event"] == "gained");
+/// Of that kind: which epoch, and when.
+fn events(audits: &[String], kind: &'static str) -> impl Iterator<Item = (Epoch, u64)> {
+    let lines = audits.iter().flat_map(|audit| audit.lines());
+    let entries = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let number = |value: &Value| value.as_u64().unwrap_or_default();
-    let epoch = |entry: &Value| {
+    entries.filter(move |entry| entry["event"] == kind).map(move |entry| {
         let node = u8::try_from(number(&entry["epoch_node"])).unwrap_or_default();
         (Epoch::new(number(&entry["epoch_count"]), node), number(&entry["time_ns"]))
-    };
-    gained.map(|entry| epoch(&entry)).collect()
+    })
+}
+
+/// When the sentinel that said this noticed a death.
+fn noticed(said: &str) -> impl Iterator<Item = u64> {
+    let values = said.lines().filter_map(|line| line.split_once("noticed_ns=")).map(|(_, value)| value);
+    values.filter_map(|value| value.split_whitespace().next()?.parse().ok())
 }
 
 #[derive(Default)]

@@ -2,11 +2,12 @@
 //! of it.
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     hash::{DefaultHasher, Hasher as _},
     io::{self, BufWriter},
-    net::{SocketAddrV4, UdpSocket},
-    os::fd::AsRawFd as _,
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    os::fd::{AsFd as _, AsRawFd as _},
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
@@ -28,9 +29,11 @@ use mdgw::{
 use mdgw_feeds::{
     frame::FrameFlags,
     identity::{Epoch, Line, Session},
-    published::packet::parse_packet,
+    published::{packet::parse_packet, position::StreamPosition},
 };
-use mdgw_subscriber::{Item, Output, PublishedDatagram, Receiver as Protocol, ReceiverConfig, ServiceConfig};
+use mdgw_subscriber::{
+    Item, Output, PublishedDatagram, Receiver as Protocol, ReceiverConfig, ServiceConfig, ServiceTurns,
+};
 use zerocopy::IntoBytes as _;
 
 use crate::{
@@ -76,8 +79,10 @@ pub struct Received {
     pub delivered: Vec<Delivered>,
     /// When each epoch was first heard.
     pub first_packets: Vec<(Epoch, u64)>,
-    /// Datagrams that no epoch above a thousand counts away, and no other damage, kept out: see `drops` of the library.
+    /// Datagrams that the library took nothing of.
     pub refused: u64,
+    /// Whether the last packet of each epoch ended inside a message.
+    pub ends_inside: BTreeMap<Epoch, bool>,
 }
 
 /// A running receiver.
@@ -99,35 +104,48 @@ pub fn content(body: &[u8]) -> u64 {
 }
 
 impl Receiver {
-    /// Joins the group on that host, and asks `service` for what is missing.
+    /// Joins the group on that host, and asks one of `services` for what is missing. Its capture has what `publishers` send,
+    /// and nothing of strangers.
     ///
     /// # Panics
     /// When it can't.
     #[must_use]
-    pub fn start(host: &Host, group: SocketAddrV4, service: SocketAddrV4, capture: &Path) -> Self {
+    pub fn start(
+        host: &Host,
+        group: SocketAddrV4,
+        publishers: [Ipv4Addr; 2],
+        services: [SocketAddrV4; 2],
+        capture: &Path,
+    ) -> Self {
         let set = EpollSet::new().expect("the kernel gives an epoll set");
         let (line, asking) = host.namespace.run(|| {
             let interface = INTERFACE.parse().unwrap_or_else(|never| match never {});
             let options =
                 ReceiveOptions { receive_buffer_bytes: 64 << 20, ..ReceiveOptions::new(group, Some(interface)) };
-            let asking = UdpSocket::bind((host.address, 0)).and_then(|socket| {
-                socket.connect(service)?;
-                socket.set_nonblocking(true)?;
-                Ok(socket)
+            let asking = services.map(|service| {
+                let socket = UdpSocket::bind((host.address, 0)).and_then(|socket| {
+                    socket.connect(service)?;
+                    socket.set_nonblocking(true)?;
+                    Ok(socket)
+                });
+                socket.expect("a receiver can ask")
             });
-            (open_receive(&options).expect("a receiver joins"), asking.expect("a receiver can ask"))
+            (open_receive(&options).expect("a receiver joins"), asking)
         });
         let of = |line| Handle { channel: ChannelIndex(0), line };
-        let watched = set.add(rustix::fd::AsFd::as_fd(&line), of(Line::A));
-        watched
-            .and_then(|()| set.add(rustix::fd::AsFd::as_fd(&asking), of(Line::RECOVERY)))
-            .expect("sockets are watched");
+        let sockets =
+            [(line.as_fd(), Line::A), (asking[0].as_fd(), Line::RECOVERY), (asking[1].as_fd(), Line::RECOVERY)];
+        for (socket, line) in sockets {
+            set.add(socket, of(line)).expect("sockets are watched");
+        }
         let writer = File::create(capture).and_then(|file| PcapWriter::new(BufWriter::with_capacity(1 << 20, file)));
         let stop = Arc::new((AtomicBool::new(false), set));
         let received = Arc::new(Mutex::new(Received::default()));
         let receiving = Receiving {
             sockets: (line, asking),
+            turns: ServiceTurns::new(services.len()),
             group,
+            publishers,
             writer: writer.expect("a capture can be begun"),
             protocol: Protocol::new(ReceiverConfig {
                 group: GROUP,
@@ -196,8 +214,10 @@ impl Drop for Receiver {
 }
 
 struct Receiving {
-    sockets: (ReceiveSocket, UdpSocket),
+    sockets: (ReceiveSocket, [UdpSocket; 2]),
+    turns: ServiceTurns,
     group: SocketAddrV4,
+    publishers: [Ipv4Addr; 2],
     writer: PcapWriter<BufWriter<File>>,
     protocol: Protocol,
     received: Arc<Mutex<Received>>,
@@ -210,7 +230,9 @@ impl Receiving {
         let (is_stopped, set) = &*shared;
         let mut thread = set.thread_io()?;
         let mut batch = ReceiveBatch::new(ReceiveBatch::PACKETS_MAX, ReceiveBatch::DATAGRAM_BYTES_MAX);
-        let sockets = [(Line::A, self.sockets.0.raw()), (Line::RECOVERY, self.sockets.1.as_raw_fd())];
+        let [one, other] = &self.sockets.1;
+        let (one, other) = ((Line::RECOVERY, one.as_raw_fd()), (Line::RECOVERY, other.as_raw_fd()));
+        let sockets = [(Line::A, self.sockets.0.raw()), one, other];
         let mut events = Vec::new();
         loop {
             // Asked before, so that what lay in the sockets then is still read.
@@ -232,7 +254,7 @@ impl Receiving {
             self.protocol.on_deadline(mono_now(), &mut |output| deliver(received, &output, now, None));
             while let Some(request) = self.protocol.poll_request() {
                 // Refused: it is asked again.
-                let _sent = self.sockets.1.send(request.to_packet().as_bytes());
+                let _sent = self.sockets.1[self.turns.choose(&request)].send(request.to_packet().as_bytes());
             }
             if is_last {
                 self.protocol.finish(&mut |output| deliver(received, &output, now, None));
@@ -245,16 +267,23 @@ impl Receiving {
     }
 
     fn take(&mut self, line: Line, bytes: &[u8], time_ns: u64, source: SocketAddrV4) -> io::Result<()> {
-        let local = if line == Line::A { self.group } else { address_of(&self.sockets.1)? };
-        self.writer.datagram(time_ns, source, local, bytes)?;
+        let local = if line == Line::A { self.group } else { address_of(&self.sockets.1[0])? };
+        if self.publishers.contains(source.ip()) {
+            self.writer.datagram(time_ns, source, local, bytes)?;
+        }
         let before = self.protocol.epoch();
         let received = &self.received;
-        let epoch = parse_packet(bytes).ok().map(|packet| packet.meta.epoch);
+        let packet = parse_packet(bytes).ok();
+        let epoch = packet.as_ref().map(|packet| packet.meta.epoch);
         let datagram = PublishedDatagram { line, bytes, ts_recv: mdgw_feeds::time::UnixNs(time_ns) };
         let taken =
             self.protocol.accept(datagram, mono_now(), &mut |output| deliver(received, &output, time_ns, epoch));
         let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
         received.refused += u64::from(taken.is_err());
+        if let Some(packet) = packet.filter(|_| line == Line::A && taken.is_ok()) {
+            let is_inside = StreamPosition::span_of(&packet).1.part > 0;
+            received.ends_inside.insert(packet.meta.epoch, is_inside);
+        }
         if let Some(epoch) = self.protocol.epoch()
             && before != Some(epoch)
         {

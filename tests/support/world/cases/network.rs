@@ -1,0 +1,154 @@
+//! Cables that are cut, lossy or slow, and strangers on the output group.
+
+use std::time::Duration;
+
+use mdgw_feeds::identity::Epoch;
+
+use super::{super::OUTPUT, Blow, calm, follow, now_ns};
+use crate::{
+    namespaces::Host,
+    world::{LINES, World},
+};
+
+/// Which way is cut, as seen from a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// What it sends.
+    From,
+    /// What it is sent.
+    To,
+    /// Both.
+    Both,
+}
+
+pub(super) fn lose_a_line(world: &mut World, _trial: u64) -> Blow {
+    let leader = world.leader();
+    calm(world, CUT, |world, is_begin| {
+        if is_begin {
+            world.switch.lose(*LINES[0].ip(), world.host(leader), 30);
+        } else {
+            world.switch.heal();
+        }
+    })
+}
+
+pub(super) fn lose_lines_of_leader(world: &mut World, trial: u64) -> Blow {
+    let leader = world.leader();
+    lose_lines_and_kill(world, leader, trial)
+}
+
+pub(super) fn lose_lines_of_standby(world: &mut World, trial: u64) -> Blow {
+    let standby = 3 - world.leader();
+    lose_lines_and_kill(world, standby, trial)
+}
+
+/// Still lossy while somebody else takes over.
+fn lose_lines_and_kill(world: &mut World, lossy: u8, _trial: u64) -> Blow {
+    for line in LINES {
+        world.switch.lose(*line.ip(), world.host(lossy), 10);
+    }
+    world.wait_for_more(1_000);
+    let (leader, before) = (world.leader(), world.epoch());
+    let struck_ns = world.kill(leader);
+    follow(world, before);
+    world.switch.heal();
+    world.start_gateway(leader);
+    world.wait_until_stands(leader);
+    Blow { before, struck_ns, calm_until_ns: None }
+}
+
+pub(super) fn cut_output(world: &mut World, _trial: u64) -> Blow {
+    let (leader, before) = (world.leader(), world.epoch());
+    let struck_ns = now_ns();
+    world.switch.cut_to_address(world.host(leader), *OUTPUT.ip());
+    follow(world, before);
+    world.switch.heal();
+    world.wait_until_stands(leader);
+    Blow { before, struck_ns, calm_until_ns: None }
+}
+
+pub(super) fn cut_leader(world: &mut World, way: Way) -> Blow {
+    let (leader, before) = (world.leader(), world.epoch());
+    let struck_ns = now_ns();
+    let mut others = world.grantors();
+    others.push(world.host(3 - leader).clone());
+    cut(world, leader, &others, way);
+    follow(world, before);
+    world.switch.heal();
+    world.wait_until_stands(leader);
+    Blow { before, struck_ns, calm_until_ns: None }
+}
+
+pub(super) fn cut_from_standby(world: &mut World, way: Way) -> Blow {
+    let leader = world.leader();
+    let standby = [world.host(3 - leader).clone()];
+    cut_in_calm(world, leader, &standby, way)
+}
+
+pub(super) fn cut_from_grantors(world: &mut World, way: Way) -> Blow {
+    let (leader, grantors) = (world.leader(), world.grantors());
+    cut_in_calm(world, leader, &grantors, way)
+}
+
+fn cut_in_calm(world: &mut World, leader: u8, others: &[Host], way: Way) -> Blow {
+    let blow = calm(world, CUT, |world, is_begin| {
+        if is_begin {
+            cut(world, leader, others, way);
+        } else {
+            world.switch.heal();
+        }
+    });
+    world.wait_until_stands(3 - leader);
+    blow
+}
+
+fn cut(world: &World, leader: u8, others: &[Host], way: Way) {
+    let leader = world.host(leader);
+    for other in others {
+        if way != Way::To {
+            world.switch.cut(leader, other);
+        }
+        if way != Way::From {
+            world.switch.cut(other, leader);
+        }
+    }
+}
+
+/// The leader's renewals wait behind what it publishes, so its lease ends while the kernel holds packets of its epoch.
+pub(super) fn park_sends(world: &mut World) -> Blow {
+    let (leader, before) = (world.leader(), world.epoch());
+    let struck_ns = now_ns();
+    world.host(leader).slow_down(SLOW_KBIT_PER_S);
+    follow(world, before);
+    // What waited comes out while somebody else publishes: the length of the trial.
+    std::thread::sleep(CUT);
+    world.host(leader).speed_up();
+    world.wait_until_stands(leader);
+    Blow { before, struck_ns, calm_until_ns: None }
+}
+
+pub(super) fn forge_an_incredible_epoch(world: &mut World) -> Blow {
+    calm(world, Duration::from_millis(500), |world, is_begin| {
+        if is_begin {
+            let epoch = world.epoch();
+            world.forge(Epoch::new(epoch.count() + 5_000, STRANGER));
+        }
+    })
+}
+
+pub(super) fn forge_a_credible_epoch(world: &mut World) -> Blow {
+    let before = world.epoch();
+    let forged = Epoch::new(before.count() + 5, STRANGER);
+    let struck_ns = now_ns();
+    world.forge(forged);
+    follow(world, forged);
+    world.wait_until_stands(3 - world.leader());
+    Blow { before, struck_ns, calm_until_ns: None }
+}
+
+/// How long a cut lasts that must change nothing: many leases.
+const CUT: Duration = Duration::from_secs(2);
+/// A tenth of what is published, and less.
+const SLOW_KBIT_PER_S: u32 = 200;
+/// No gateway has that number.
+const STRANGER: u8 = 77;

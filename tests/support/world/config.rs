@@ -1,0 +1,96 @@
+//! What the processes of a world are started with.
+
+use std::{net::Ipv4Addr, path::Path};
+
+use super::{
+    FIRST_STORE, LINES, LINK_PORT, OUTPUT, REQUEST_PORT, RETRANSMISSION_PORT, STORE_NODES, STORE_PORT, VENUE,
+    VOTE_PORT, WITNESS, World, address, index,
+    plan::{Backend, Plan},
+};
+use crate::{failover::Timing, namespaces::INTERFACE, site::text, stores::Store};
+
+impl World {
+    /// Of that gateway, in the revision that it was last rolled to.
+    pub(super) fn config_text(&self, node: u8) -> String {
+        let at = |directory: &Path, name: &str| directory.join(format!("{name}{node}")).display().to_string();
+        let (state, log) = (at(self.folder.path(), "state"), at(self.fast.path(), "log"));
+        let votes = self.disk(node);
+        let (audit, socket, key) = (self.audit(node), self.socket(node), self.path("key"));
+        let (peer, own) = (3 - node, address(node));
+        let Plan { timing: Timing(lease, renewal, margin), priority, channel, output, .. } = &self.plan;
+        let revision = self.revisions[index(node)];
+        // What the output depends on differs from revision to revision, though no day notices.
+        let orders_max = ORDERS_MAX + revision;
+        let [line_a, line_b] = LINES;
+        let sentinel = if self.plan.has_sentinel { "started" } else { "none" };
+        let mut config = format!(
+            "[gateway]\nnode = {node}\nstate_file = \"{state}\"\nlog_dir = \"{log}\"\naudit_file = \"{}\"\n\
+             control_socket = \"{}\"\nsegment_bytes = 16777216\nretention_bytes = 268435456\n\
+             [[pool]]\nname = \"main\"\nthreads = 1\nwait = \"park\"\n\
+             [[channel]]\nid = 1\nname = \"one\"\nfeed = \"nasdaq-itch-5.0\"\n\
+             orders_max = {orders_max}\nlevels_max = 524288\nwindow_packets = 16384\ngap_timeout_us = 2000\n{channel}\n\
+             [[channel.line]]\nname = \"A\"\ngroup = \"{line_a}\"\ninterface = \"{INTERFACE}\"\n\
+             [[channel.line]]\nname = \"B\"\ngroup = \"{line_b}\"\ninterface = \"{INTERFACE}\"\n\
+             [channel.recovery]\nserver = \"{}:{REQUEST_PORT}\"\n\
+             [[output]]\ngroups = [1]\nheartbeat_ms = 100\n{output}\n\
+             [[output.line]]\naddress = \"{OUTPUT}\"\ninterface = \"{INTERFACE}\"\n\
+             [retransmission]\nlisten = \"{own}:{RETRANSMISSION_PORT}\"\nallowed = [\"10.77.0.0/24\"]\n\
+             requests_per_second = 10000\nbytes_per_second = 100000000\n\
+             [latency]\ndirectory = \"{}\"\n\
+             [election]\nname = \"gw{node}\"\nlease_ms = {lease}\nrenew_ms = {renewal}\nmargin_ms = {margin}\n\
+             rate_error_ppm = 500\npriority = {priority}\nrevision = {revision}\nbackend = ",
+            text(&audit),
+            text(&socket),
+            address(VENUE),
+            at(self.fast.path(), "latency"),
+        );
+        config += &match self.plan.backend {
+            Backend::File => {
+                format!("\"file\"\n[election.file]\ndirectory = \"{}\"\n", self.fast.path().join("records").display())
+            }
+            Backend::Quorum => {
+                let voter = |node: u8| {
+                    format!("[[election.quorum.voter]]\nnode = {node}\naddress = \"{}:{VOTE_PORT}\"\n", address(node))
+                };
+                format!(
+                    "\"quorum\"\n[election.quorum]\nlisten = \"{own}:{VOTE_PORT}\"\nkey_file = \"{}\"\n\
+                     vote_directory = \"{}\"\n{}{}",
+                    text(&key),
+                    at(votes, "votes"),
+                    voter(peer),
+                    voter(WITNESS),
+                )
+            }
+            Backend::Store(store) => {
+                let endpoints: Vec<String> = (0..STORE_NODES)
+                    .map(|number| format!("\"{}:{STORE_PORT}\"", address(FIRST_STORE + number)))
+                    .collect();
+                let name = if store == Store::ZooKeeper { "zookeeper" } else { "etcd" };
+                format!("\"{name}\"\n[election.{name}]\nendpoints = [{}]\n", endpoints.join(", "))
+            }
+        };
+        config += &format!(
+            "[election.link]\nlisten = \"{own}:{LINK_PORT}\"\npeer = \"{}:{LINK_PORT}\"\nkey_file = \"{}\"\n\
+             sentinel = \"{sentinel}\"\nhistory_bytes = {}\n[[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n",
+            address(peer),
+            text(&key),
+            self.plan.history_bytes,
+        );
+        config
+    }
+
+    /// Of the witness.
+    pub(super) fn witness_text(&self, own: Ipv4Addr) -> String {
+        let peer = |node: u8| format!("[[peer]]\nnode = {node}\naddress = \"{}:{VOTE_PORT}\"\n", address(node));
+        format!(
+            "node = {WITNESS}\nlisten = \"{own}:{VOTE_PORT}\"\nkey_file = \"{}\"\nvote_directory = \"{}\"\n{}{}",
+            text(&self.path("key")),
+            text(&self.path("witness-votes")),
+            peer(1),
+            peer(2),
+        )
+    }
+}
+
+/// Orders that fit the books of the first revision.
+const ORDERS_MAX: u64 = 1 << 20;

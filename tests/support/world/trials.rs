@@ -1,0 +1,224 @@
+//! Many blows of one kind, and what they came to: counted, timed, and none left out.
+
+use std::fmt::Write as _;
+
+use super::{
+    cases::{Blow, Case},
+    judge::{Change, Faults, Judged, longest_silence_ns},
+    stall::StallWatch,
+};
+use crate::failover::ms;
+
+/// One change of leadership at one receiver, ns.
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    silence_ns: u64,
+    /// From the blow until a sentinel noticed a death.
+    noticed_ns: Option<u64>,
+    /// From there until the next leader was told of it.
+    told_ns: Option<u64>,
+    /// From there, or else from the blow, until the next leader knew that it leads.
+    elected_ns: Option<u64>,
+    /// From there to its first packet.
+    packet_ns: Option<u64>,
+    /// From there to the first new content.
+    content_ns: u64,
+    is_stalled: bool,
+}
+
+/// All blows of one kind so far.
+#[derive(Debug, Default)]
+pub struct Trials {
+    trials: Vec<Trial>,
+    blows: usize,
+    /// Blows after which it was not as wanted at some receiver.
+    unwanted: usize,
+    /// Blows that fell inside a message of several parts, at some receiver.
+    inside: usize,
+    /// Blows during which a core stalled.
+    stalled: usize,
+    faults: Faults,
+    /// Times that the publish intervals of two epochs overlapped.
+    overlaps: u64,
+    /// Other promises that `mdgw ha verify` found broken.
+    broken: u64,
+    verdicts: String,
+    /// Packets of an epoch that receivers had left behind.
+    fenced: u64,
+    /// Changes that no blow caused.
+    besides: usize,
+    /// Longest silence during a blow that must change nothing, and as long before it without one, ns.
+    calm: Vec<(u64, u64)>,
+    /// Days that could not be played to their end, and why.
+    broken_off: Vec<String>,
+}
+
+impl Trials {
+    /// A day was played to its end.
+    pub fn take(&mut self, case: &Case, blows: &[Blow], judged: &Judged, stalls: &StallWatch) {
+        for blow in blows {
+            self.blows += 1;
+            let changes: Vec<&Change> = judged.changes_by(blow).collect();
+            self.unwanted += usize::from(!judged.is_as_wanted(case.wanted, blow));
+            let until_ns = match blow.calm_until_ns {
+                Some(until_ns) => {
+                    let length_ns = until_ns - blow.struck_ns;
+                    self.calm.extend(judged.received.iter().map(|received| {
+                        let silence = |from_ns| longest_silence_ns(received, from_ns, from_ns + length_ns);
+                        (silence(blow.struck_ns), silence(blow.struck_ns - length_ns))
+                    }));
+                    until_ns
+                }
+                None => changes.iter().map(|change| change.first_content_ns).max().unwrap_or(blow.struck_ns),
+            };
+            let is_stalled = stalls.worst_ns(blow.struck_ns, until_ns) > STALL_NS;
+            self.stalled += usize::from(is_stalled);
+            if blow.calm_until_ns.is_none() {
+                self.inside += usize::from(changes.iter().any(|change| change.was_inside));
+                self.trials.extend(changes.iter().map(|change| trial(blow, change, judged, is_stalled)));
+            }
+        }
+        let most = judged.changes.iter().map(Vec::len).max().unwrap_or(0);
+        let wanted = blows.iter().filter(|blow| blow.calm_until_ns.is_none()).count();
+        self.besides += most.saturating_sub(wanted);
+        for faults in &judged.faults {
+            self.faults.add(faults);
+        }
+        self.fenced += judged.fenced;
+        let broken = judged.broken();
+        self.overlaps += broken.0;
+        self.broken += broken.1;
+        if broken != (0, 0) {
+            self.verdicts += &judged.verdict;
+        }
+    }
+
+    /// A day broke off: its blows so far, and what was said of it.
+    pub fn broke_off(&mut self, blows: usize, why: String) {
+        self.blows += blows;
+        self.broken_off.push(why);
+    }
+
+    /// Whether all of it came as it has to.
+    #[must_use]
+    pub fn is_right(&self, may_doubt: bool) -> bool {
+        let faults = if may_doubt { self.faults.beyond_doubt() } else { self.faults };
+        self.overlaps == 0
+            && self.broken == 0
+            && faults == Faults::default()
+            && self.unwanted == 0
+            && self.broken_off.is_empty()
+    }
+
+    /// All that is known of them.
+    #[must_use]
+    pub fn told(&self, name: &str) -> String {
+        let mut text = format!(
+            "{name}: {} trials, {} of them while a core stalled for more than 2 ms; {} changes besides\n\
+             ms, over all receivers              count   median    worst\n",
+            self.blows, self.stalled, self.besides
+        );
+        let during = self.calm.iter().map(|(during, _)| *during).collect();
+        text += &row("longest silence during it", during);
+        text += &row("  as long before it", self.calm.iter().map(|(_, before)| *before).collect());
+        let silence = |trial: &Trial| Some(trial.silence_ns);
+        text += &row("silence", self.times(&silence, None));
+        text += &row("  without a stall", self.times(&silence, Some(false)));
+        text += &row("  with one", self.times(&silence, Some(true)));
+        text += &row("blow to the sentinel's notice", self.times(&|trial| trial.noticed_ns, None));
+        text += &row("  to word of it at the next leader", self.times(&|trial| trial.told_ns, None));
+        text += &row("  or from the blow, to leadership", self.times(&|trial| trial.elected_ns, None));
+        text += &row("  to its first packet", self.times(&|trial| trial.packet_ns, None));
+        text += &row("  to its first new content", self.times(&|trial| Some(trial.content_ns), None));
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{:?}", self.faults);
+        let _ = writeln!(
+            text,
+            "overlapping publish intervals: {}; other findings of `mdgw ha verify`: {}\n\
+             not as wanted: {}; inside a message: {}; late packets of an old epoch: {}",
+            self.overlaps, self.broken, self.unwanted, self.inside, self.fenced
+        );
+        for why in &self.broken_off {
+            let _ = writeln!(text, "a day broke off: {why}");
+        }
+        text + &self.verdicts
+    }
+
+    /// The same in one line of [`TABLE_HEAD`]'s table.
+    #[must_use]
+    pub fn table_row(&self, title: &str) -> String {
+        let silence = |trial: &Trial| Some(trial.silence_ns);
+        let (all, calm) = (self.times(&silence, None), self.calm.iter().map(|(during, _)| *during).collect());
+        let shown = if all.is_empty() { calm } else { all };
+        let quiet = self.times(&silence, Some(false));
+        let split = [
+            self.times(&|trial| trial.noticed_ns, None),
+            self.times(&|trial| trial.told_ns, None),
+            self.times(&|trial| trial.elected_ns, None),
+            self.times(&|trial| trial.packet_ns, None),
+            self.times(&|trial| Some(trial.content_ns), None),
+        ];
+        let [noticed, told, elected, packet, content] = split.map(|times| middle(times).0);
+        let ((median, worst), (quiet_median, quiet_worst)) = (middle(shown), middle(quiet));
+        let Faults { lost, doubled, out_of_order, .. } = self.faults;
+        let in_doubt = self.faults.suspect + self.faults.in_doubt;
+        let others = self.faults.sum() - lost - doubled - out_of_order - in_doubt + self.broken;
+        format!(
+            "| {title} | {} | {} | {} | {median} | {worst} | {quiet_median} | {quiet_worst} | {noticed} | {told} | \
+             {elected} | {packet} | {content} | {lost} | {doubled} | {out_of_order} | {} | {others} | {in_doubt} | {} |\n",
+            self.blows,
+            self.stalled,
+            self.unwanted + self.broken_off.len(),
+            self.overlaps,
+            self.besides,
+        )
+    }
+
+    fn times(&self, wanted: &dyn Fn(&Trial) -> Option<u64>, is_stalled: Option<bool>) -> Vec<u64> {
+        let trials = self.trials.iter().filter(|trial| is_stalled.is_none_or(|is| trial.is_stalled == is));
+        trials.filter_map(wanted).collect()
+    }
+}
+
+/// Of a table with a [`Trials::table_row`] for each kind of blow. Times are in ms, over all receivers; the split is of
+/// medians.
+pub const TABLE_HEAD: &str = "\
+| blow | trials | with a stall | not as wanted | silence | worst | without a stall | worst | noticed | told | elected | \
+packet | content | lost | doubled | out of order | overlaps | other faults | in doubt | changes besides |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
+";
+
+fn trial(blow: &Blow, change: &Change, judged: &Judged, is_stalled: bool) -> Trial {
+    let gained = judged.gained_ns.get(&change.to).copied();
+    let before = gained.unwrap_or(change.first_packet_ns);
+    let noticed = judged.noticed_ns.range(blow.struck_ns..before.max(blow.struck_ns)).next().copied();
+    let told = judged.deaths_ns.range(blow.struck_ns..before.max(blow.struck_ns)).next().copied();
+    Trial {
+        silence_ns: change.silence_ns(),
+        noticed_ns: noticed.map(|noticed| noticed - blow.struck_ns),
+        told_ns: told.zip(noticed).map(|(told, noticed)| told.saturating_sub(noticed)),
+        elected_ns: gained.map(|gained| gained.saturating_sub(told.unwrap_or(blow.struck_ns))),
+        packet_ns: gained.map(|gained| change.first_packet_ns.saturating_sub(gained)),
+        content_ns: change.first_content_ns.saturating_sub(change.first_packet_ns),
+        is_stalled,
+    }
+}
+
+fn row(name: &str, times: Vec<u64>) -> String {
+    if times.is_empty() {
+        return String::new();
+    }
+    let count = times.len();
+    let (median, worst) = middle(times);
+    format!("{name:<35} {count:>5} {median:>8} {worst:>8}\n")
+}
+
+/// Median and worst, as text; empty where there is none.
+fn middle(mut times: Vec<u64>) -> (String, String) {
+    times.sort_unstable();
+    let found = times.get(times.len() / 2).zip(times.last());
+    found.map(|(median, worst)| (ms(*median), ms(*worst))).unwrap_or_default()
+}
+
+/// What a core may be late without being called stalled.
+const STALL_NS: u64 = 2_000_000;
