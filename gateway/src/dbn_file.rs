@@ -152,6 +152,8 @@ impl DbnFileWriter {
     }
 
     fn metadata(&self) -> Metadata {
+        let dates: BTreeSet<TradingDate> = self.mappings.values().flatten().map(|(date, _)| *date).collect();
+        let dates: Vec<TradingDate> = dates.into_iter().collect();
         Metadata {
             version: dbn::DBN_VERSION,
             dataset: self.options.dataset.clone(),
@@ -170,29 +172,34 @@ impl DbnFileWriter {
             mappings: self
                 .mappings
                 .iter()
-                .map(|(symbol, days)| SymbolMapping { raw_symbol: symbol.clone(), intervals: self.intervals(days) })
+                .map(|(symbol, days)| SymbolMapping {
+                    raw_symbol: symbol.clone(),
+                    intervals: self.intervals(days, &dates),
+                })
                 .collect(),
         }
     }
 
-    /// One interval for each trading date, by consumers' rules a range of UTC dates: an evening in New York is the
-    /// next day there, and a capture may have been made at another time than its messages. So the first and the last
-    /// interval of a symbol reach as far as the file's records do.
-    fn intervals(&self, days: &BTreeSet<(TradingDate, InstrumentId)>) -> Vec<MappingInterval> {
+    /// One interval for each trading date of the symbol, by consumers' rules a range of UTC dates. An evening in New York is the
+    /// next day there, so an interval reaches to the file's next trading date; and a capture may have been made at
+    /// another time than its messages, so the first and the last date reach as far as the file's records do. A number that
+    /// belongs to another symbol on another date has one name at any time.
+    fn intervals(&self, days: &BTreeSet<(TradingDate, InstrumentId)>, dates: &[TradingDate]) -> Vec<MappingInterval> {
         let recorded = self.indexed.and_then(|(earliest, latest)| Some((utc_date(earliest)?, utc_date(latest)?)));
-        let first = days.first().map(|(date, _)| *date);
-        let last = days.last().map(|(date, _)| *date);
         days.iter()
             .filter_map(|(date, instrument)| {
-                let (mut start, mut end) = (calendar_date(*date)?, calendar_date(date.next_day())?);
-                if let Some((earliest, latest)) = recorded {
-                    if Some(*date) == first {
-                        start = start.min(earliest);
-                    }
-                    if Some(*date) == last {
-                        end = end.max(latest.next_day()?);
-                    }
+                let index = dates.binary_search(date).ok()?;
+                let mut start = calendar_date(*date)?;
+                if let Some((earliest, _)) = recorded.filter(|_| index == 0) {
+                    start = start.min(earliest);
                 }
+                let end = match dates.get(index + 1) {
+                    Some(next) => calendar_date(*next)?,
+                    None => {
+                        let end = calendar_date(date.next_day())?;
+                        recorded.and_then(|(_, latest)| latest.next_day()).map_or(end, |behind| end.max(behind))
+                    }
+                };
                 Some(MappingInterval { start_date: start, end_date: end, symbol: instrument.0.to_string() })
             })
             .collect()

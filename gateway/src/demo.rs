@@ -191,12 +191,17 @@ impl Places {
 
 fn config_text(options: &DemoOptions, feed: Feed, places: &Places, scratch: &Path) -> String {
     let Places { line_a, line_b, output, requests, retransmission } = places;
-    let recovery =
-        if feed.is_by_order() { format!("[channel.recovery]\nserver = \"{requests}\"\n") } else { String::new() };
+    // On loopback an answer comes within a millisecond or is lost. Gaps are asked for one after the other, so at a high loss it
+    // is the waiting for lost answers that tells how many are filled.
+    let recovery = if feed.is_by_order() {
+        format!("[channel.recovery]\nserver = \"{requests}\"\ntimeout_ms = 4\nattempts_max = 25\n")
+    } else {
+        String::new()
+    };
     // The exchange shares this machine with everything else, so it may stand still for longer than a venue would. Where
     // there is nobody to ask, the other copy gets the time that it may take then.
     let limits = if feed.is_by_order() {
-        "orders_max = 1000000\nlevels_max = 500000\n"
+        "orders_max = 1000000\nlevels_max = 500000\nwindow_packets = 16384\n"
     } else {
         "gap_timeout_us = 500000\nwindow_packets = 16384\n"
     };

@@ -6,7 +6,7 @@
 use crate::{
     identity::{Feed, Sequence, Session},
     time::{TradingDate, UnixNs},
-    transport::{Packet, VenueSession},
+    transport::{Packet, PacketKind, VenueSession},
 };
 
 /// Follows the sessions of one channel.
@@ -22,13 +22,35 @@ pub struct SessionTracker {
     marker_latest: UnixNs,
     /// Packets in a row that continue each other far behind what is expected, though sent long after it.
     behind: Option<(Sequence, u8)>,
-    /// A session that nobody announced, and how many packets of it have come in a row.
-    stranger: Option<(VenueSession, u8)>,
+    /// A session that nobody announced.
+    stranger: Option<Stranger>,
+    /// When the current numbering was heard last.
+    heard: UnixNs,
+    /// The venue has said that the current session ends, and sent nothing of it since.
+    has_ended: bool,
+}
+
+/// A session that is not believed yet.
+#[derive(Clone, Copy, Debug)]
+struct Stranger {
+    session: VenueSession,
+    /// Packets of it, and how many it takes.
+    seen: u8,
+    needed: u8,
+    /// When the first one came.
+    since: UnixNs,
+    /// The venue's sending time of it.
+    started: UnixNs,
 }
 
 /// How many packets in a row make a session credible that doesn't begin at its beginning: a single forged or damaged
 /// packet must not end the one that runs.
 const STRANGER_CONFIRMATIONS: u8 = 3;
+/// The same for one that begins at its beginning while another one runs, within [`SILENT_NS_MIN`]: two lines bring it at once.
+/// Not in a row: the slower line may still bring the old one's.
+const BEGINNER_CONFIRMATIONS: u8 = 2;
+/// A session of which nothing was heard for so long, ns, runs no longer: venues send heartbeats every second.
+const SILENT_NS_MIN: u64 = 1_000_000_000;
 /// How much later than everything before a packet with old numbers was sent, ns, to be of a numbering whose start was
 /// missed: more than any line's delay.
 const BEGUN_AGAIN_NS_MIN: u64 = 1_000_000_000;
@@ -66,6 +88,17 @@ pub enum Belongs {
     Unconfirmed,
 }
 
+impl Stranger {
+    fn is_beginner(&self) -> bool {
+        self.needed == BEGINNER_CONFIRMATIONS
+    }
+
+    /// A beginner's second packet comes soon.
+    fn is_old(&self, now: UnixNs) -> bool {
+        self.is_beginner() && now.0 >= self.since.0.saturating_add(SILENT_NS_MIN)
+    }
+}
+
 impl SessionTracker {
     /// `date` overrides what the input tells; `resume` is the numbering that was current when the gateway last ran.
     #[must_use]
@@ -80,6 +113,8 @@ impl SessionTracker {
             marker_latest: resume.map_or(UnixNs(0), |resumed| resumed.latest),
             behind: None,
             stranger: None,
+            heard: UnixNs(0),
+            has_ended: false,
         }
     }
 
@@ -87,6 +122,11 @@ impl SessionTracker {
     #[must_use]
     pub fn current(&self) -> Option<&Numbering> {
         self.current.as_ref()
+    }
+
+    /// The venue has said that the current session is over.
+    pub fn end(&mut self) {
+        self.has_ended = true;
     }
 
     /// Whether `packet` would begin a new numbering while another one runs. Changes nothing.
@@ -106,12 +146,21 @@ impl SessionTracker {
             if self.ended.contains(&Some(packet.session)) {
                 return Belongs::Ended;
             }
-            if expected.is_some() && packet.first > Sequence(1) && !self.confirm_stranger(packet.session) {
+            let is_over = self.has_ended || ts_recv.0 >= self.heard.0.saturating_add(SILENT_NS_MIN);
+            let is_believed = expected.is_none() || packet.first <= Sequence(1) && is_over;
+            if !is_believed && !self.confirm_stranger(packet, ts_recv) {
                 return Belongs::Unconfirmed;
             }
             return self.end_and_begin(packet, ts_recv, sent);
         }
-        self.stranger = None;
+        self.stranger = self.stranger.filter(|stranger| stranger.is_beginner() && !stranger.is_old(ts_recv));
+        self.heard = self.heard.max(ts_recv);
+        let is_beyond = expected.is_some_and(|expected| packet.next() > expected);
+        match packet.kind {
+            PacketKind::EndOfSession => self.has_ended = true,
+            PacketKind::Messages if is_beyond => self.has_ended = false,
+            PacketKind::Messages | PacketKind::Heartbeat => {}
+        }
         // IEX keeps its session id and starts again at sequence 1, stream offset 0, with a newer sending time. A resumed
         // numbering has no expected sequence yet, but it is known whether it had got beyond 1.
         current.has_messages |= expected.is_some_and(|expected| expected > Sequence(1));
@@ -150,13 +199,15 @@ impl SessionTracker {
         Belongs::Current
     }
 
-    fn confirm_stranger(&mut self, session: VenueSession) -> bool {
-        let seen = match self.stranger {
-            Some((stranger, seen)) if stranger == session => seen + 1,
-            _ => 1,
-        };
-        self.stranger = Some((session, seen));
-        seen >= STRANGER_CONFIRMATIONS
+    fn confirm_stranger(&mut self, packet: &Packet<'_>, ts_recv: UnixNs) -> bool {
+        let known = self.stranger.filter(|known| known.session == packet.session && !known.is_old(ts_recv));
+        let needed = if packet.first <= Sequence(1) { BEGINNER_CONFIRMATIONS } else { STRANGER_CONFIRMATIONS };
+        let started = packet.send_time.unwrap_or_default();
+        let begun = Stranger { session: packet.session, seen: 0, needed, since: ts_recv, started };
+        let stranger = known.unwrap_or(begun);
+        let stranger = Stranger { seen: stranger.seen + 1, needed: stranger.needed.min(needed), ..stranger };
+        self.stranger = Some(stranger);
+        stranger.seen >= stranger.needed
     }
 
     fn end_and_begin(&mut self, packet: &Packet<'_>, ts_recv: UnixNs, sent: UnixNs) -> Belongs {
@@ -180,10 +231,13 @@ impl SessionTracker {
             _ => Session { feed: self.feed, date, restart: 0 },
         };
         self.marker_latest = if packet.restart_marker { sent } else { UnixNs(0) };
-        self.stranger = None;
+        // What was seen of it before it was believed is of it too.
+        let seen = self.stranger.take().filter(|stranger| stranger.session == packet.session);
+        let started = seen.map_or(sent, |stranger| stranger.started.min(sent));
         self.behind = None;
-        self.current =
-            Some(Numbering { session, venue: packet.session, started: sent, latest: sent, has_messages: false });
+        self.heard = ts_recv;
+        self.has_ended = packet.kind == PacketKind::EndOfSession;
+        self.current = Some(Numbering { session, venue: packet.session, started, latest: sent, has_messages: false });
         Belongs::New(session)
     }
 }
@@ -191,7 +245,6 @@ impl SessionTracker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::PacketKind;
 
     const SECOND_NS: u64 = 1_000_000_000;
     const DAY_NS: u64 = 86_400_000_000_000;
@@ -261,6 +314,7 @@ mod tests {
         };
         assert_eq!(restart_of(see(1, 5, 0, None)), 0);
         assert_eq!(see(1, 6, 0, Some(6)), Belongs::Current);
+        assert_eq!(see(2, 1, 0, Some(6)), Belongs::Unconfirmed);
         assert_eq!(restart_of(see(2, 1, 0, Some(6))), 1);
         assert_eq!(see(1, 6, 0, Some(1)), Belongs::Ended);
         assert_eq!(restart_of(see(3, 1, 1, Some(6))), 0);
@@ -281,6 +335,32 @@ mod tests {
         // Negative control: what keeps coming is believed.
         assert_eq!([see(2, 73), see(2, 74)], [Belongs::Unconfirmed; 2]);
         assert_eq!(restart_of(see(2, 75)), 1);
+    }
+
+    #[test]
+    fn a_single_packet_that_begins_another_session_ends_none_that_runs() {
+        let mut tracker = SessionTracker::new(Feed::NasdaqItch, None, None);
+        let mut see = |venue, first, after_ms: u64, kind| {
+            let packet = Packet { kind, ..packet(venue, first, None) };
+            tracker.classify(&packet, UnixNs(NOON + after_ms * 1_000_000), Some(Sequence(6)))
+        };
+        let (heartbeat, messages) = (PacketKind::Heartbeat, PacketKind::Messages);
+        assert_eq!(restart_of(see(1, 5, 0, messages)), 0);
+        assert_eq!(see(2, 1, 10, messages), Belongs::Unconfirmed);
+        assert_eq!(see(1, 6, 500, messages), Belongs::Current);
+        assert_eq!(see(1, 6, 1_400, messages), Belongs::Current);
+        assert_eq!(see(2, 1, 1_400, messages), Belongs::Unconfirmed, "the one before came too long ago");
+        assert_eq!(see(1, 6, 1_500, messages), Belongs::Current);
+        assert_eq!(see(3, 1, 1_600, messages), Belongs::Unconfirmed);
+        assert_eq!(see(2, 1, 1_600, messages), Belongs::Unconfirmed);
+        assert_eq!(see(1, 6, 1_700, messages), Belongs::Current);
+        // The other line's copy, or the next packet.
+        assert_eq!(restart_of(see(2, 2, 1_800, messages)), 1);
+        // Whoever is silent for a second has ended, and who says so.
+        assert_eq!(restart_of(see(4, 1, 2_800, messages)), 2);
+        assert_eq!(see(4, 9, 2_801, PacketKind::EndOfSession), Belongs::Current);
+        assert_eq!(see(4, 9, 2_802, heartbeat), Belongs::Current);
+        assert_eq!(restart_of(see(5, 1, 2_803, messages)), 3);
     }
 
     #[test]

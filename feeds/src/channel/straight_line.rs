@@ -18,7 +18,7 @@ use crate::{
     frame::{FrameKind, FrameMeta, FrameSink, GapBody, StateBody},
     identity::{Line, Sequence, Session},
     time::{MonoNs, UnixNs},
-    transport::{Packet, PacketKind, Transport},
+    transport::{Packet, PacketKind, Transport, VenueSession},
 };
 
 /// Everything of one channel but the choice of its feed.
@@ -35,6 +35,10 @@ pub(super) struct StraightLine<C> {
     pub(super) ahead: Ahead,
     /// The last packet, where it lay so far ahead that only further ones would make it credible.
     doubtful: Ahead,
+    /// The first packet of another session, while that is not believed to have begun.
+    beginner: Ahead,
+    /// Nothing of the running session has come since.
+    beginner_is_last: bool,
     /// Where the venue said that the session ends.
     ends_at: Option<Sequence>,
     has_ended: bool,
@@ -57,6 +61,8 @@ impl<C: Core> StraightLine<C> {
             evidence: EvidenceRing::new(),
             ahead: Ahead::with_room(config.arbiter.window_packets),
             doubtful: Ahead::with_room(1),
+            beginner: Ahead::with_room(1),
+            beginner_is_last: false,
             ends_at: None,
             has_ended: false,
             has_missed: false,
@@ -114,9 +120,18 @@ impl<C: Core> StraightLine<C> {
         }
         match self.sessions.classify(&packet, ts_recv, self.arbiter.expected()) {
             Belongs::Ended => return Err(DropReason::SessionStale),
-            Belongs::Unconfirmed => return Err(DropReason::SessionUnconfirmed),
-            Belongs::New(session) => self.begin_session(session, &packet, sink),
-            Belongs::Current => {}
+            Belongs::Unconfirmed => {
+                if packet.first <= Sequence(1) {
+                    self.beginner.clear();
+                    self.beginner_is_last = self.beginner.hold(line, ts_recv, bytes);
+                }
+                return Err(DropReason::SessionUnconfirmed);
+            }
+            Belongs::New(session) => {
+                self.begin_session(session, &packet, sink);
+                self.take_beginner(packet.session, now, sink);
+            }
+            Belongs::Current => self.beginner_is_last = false,
         }
         let next = packet.next();
         let is_end = packet.kind == PacketKind::EndOfSession;
@@ -208,8 +223,26 @@ impl<C: Core> StraightLine<C> {
         self.ahead = ahead;
     }
 
+    /// The session has begun: its first packet, refused until then, was no forgery.
+    fn take_beginner<S: FrameSink>(&mut self, session: VenueSession, now: MonoNs, sink: &mut S) {
+        let mut beginner = std::mem::replace(&mut self.beginner, Ahead::with_room(0));
+        if let Some((line, ts_recv, bytes)) = beginner.get(0)
+            && C::Transport::parse(bytes).is_ok_and(|packet| packet.session == session)
+        {
+            self.drops.take_back(DropReason::SessionUnconfirmed);
+            self.accept_one(Datagram { line, bytes, ts_recv }, now, sink);
+        }
+        beginner.clear();
+        self.beginner = beginner;
+    }
+
     /// Nothing came after it that would speak against it: a capture may be a sample of a few packets.
     fn believe_the_last<S: FrameSink>(&mut self, sink: &mut S) {
+        let beginner = std::mem::replace(&mut self.beginner, Ahead::with_room(0));
+        if let Some((line, ts_recv, bytes)) = beginner.get(0).filter(|_| self.beginner_is_last) {
+            self.drops.take_back(DropReason::SessionUnconfirmed);
+            self.accept_one(Datagram { line, bytes, ts_recv }, MonoNs(0), sink);
+        }
         let doubtful = std::mem::replace(&mut self.doubtful, Ahead::with_room(0));
         let Some((line, ts_recv, bytes)) = doubtful.get(0) else { return };
         let Ok(packet) = C::Transport::parse(bytes) else { return };
@@ -291,6 +324,7 @@ impl<C: Core> StraightLine<C> {
     fn end<S: FrameSink>(&mut self, sink: &mut S) {
         if !self.has_ended {
             self.has_ended = true;
+            self.sessions.end();
             self.tell_state(sink);
             sink.end_of_session();
         }

@@ -147,6 +147,33 @@ fn mappings_hold_for_every_record_of_the_file() {
 }
 
 #[test]
+fn a_number_that_another_symbol_gets_the_next_day_has_one_name_on_each() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.dbn");
+    let mut writer = DbnFileWriter::create(&path, options(None)).unwrap();
+    // A Wednesday and a Friday: Nasdaq numbers its stocks anew each day.
+    for (symbol, number, day) in
+        [(b"A", 5, 20_190_130), (b"B", 6, 20_190_130), (b"Z", 5, 20_190_201), (b"A", 7, 20_190_201)]
+    {
+        writer.mapping(symbol, InstrumentId(number), date(day));
+    }
+    let two_days = 48 * 3_600_000_000_000;
+    let records = [(5, 0, "A"), (6, 0, "B"), (5, two_days, "Z"), (7, two_days, "A"), (7, two_days + two_days / 3, "A")];
+    for (number, after, _) in records {
+        writer.record(mbo(number, NOON + after, NOON + after).as_ref()).unwrap();
+    }
+    writer.finish().unwrap();
+    let (metadata, _) = decode(&fs::read(&path).unwrap());
+    let symbols = TsSymbolMap::try_from(&metadata).unwrap();
+    for (number, after, name) in records {
+        assert_eq!(symbols.get_for_rec(&mbo(number, NOON + after, NOON + after)).unwrap(), name, "{number} {after}");
+    }
+    let mut told: Vec<_> = metadata.mappings.iter().flat_map(|mapping| &mapping.intervals).collect();
+    told.sort_by_key(|interval| (interval.symbol.clone(), interval.start_date));
+    assert!(told.windows(2).all(|two| two[0].symbol != two[1].symbol || two[0].end_date <= two[1].start_date));
+}
+
+#[test]
 fn symbols_of_hostile_input_do_not_spoil_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.dbn");

@@ -30,6 +30,10 @@ impl RecordEdges {
         else {
             return 0;
         };
+        if matches!(output.item, Item::Definition { .. }) {
+            // Answered out of turn, with the time it was published: what is told after it may well be older.
+            return Edge::new(self.ts_recv).deliver(header, body, hand);
+        }
         let index = self.edges.iter().position(|(channel, _)| *channel == output.channel).unwrap_or_else(|| {
             self.edges.push((output.channel, Edge::new(self.ts_recv)));
             self.edges.len() - 1

@@ -140,6 +140,43 @@ fn records_get_their_receive_time_at_the_edge() {
 }
 
 #[test]
+fn what_is_told_behind_a_definition_that_was_asked_for_keeps_its_time() {
+    let header = |ts_recv| FrameHeader {
+        sequence: U64::new(1),
+        ts_recv: U64::new(ts_recv),
+        ts_in_delta_ns: I32::new(0),
+        body_bytes: U16::new(56),
+        record_count: U16::new(1),
+        kind: FrameKind::Message as u8,
+        flags: FrameFlags::default().0,
+        part: U16::new(0),
+        reserved: U32::ZERO,
+    };
+    let (afternoon, morning) = (header(9_000), header(2_000));
+    let mut body = [0_u8; 56];
+    // An mbo record: 14 words.
+    (body[0], body[1]) = (14, 0xa0);
+    let mut edges = RecordEdges::new(mdgw_feeds::edge::TsRecv::Capture);
+    let mut told = Vec::new();
+    for item in [
+        Item::Definition { header: &afternoon, body: &body },
+        Item::Message { header: &morning, body: &body },
+        Item::Message { header: &header(1_000), body: &body },
+    ] {
+        let output = Output { channel: ChannelId(1), session: session(), item };
+        let rest = edges.deliver(&output, |handed| {
+            if let mdgw_feeds::edge::Handed::Record { bytes, .. } = handed {
+                // Of an mbo record: flags, among which bit 3 says that `ts_recv` is none, and `ts_recv`.
+                told.push((u64::from_le_bytes(bytes[40..48].try_into().unwrap()), bytes[36] & 1 << 3 != 0));
+            }
+        });
+        assert_eq!(rest, 0);
+    }
+    // Control: within the stream itself, times don't run backwards.
+    assert_eq!(told, [(9_000, false), (2_000, false), (2_000, true)]);
+}
+
+#[test]
 fn a_line_that_cannot_be_joined_is_named() {
     let line = LineAddress::new("239.1.2.3:0".parse().unwrap(), Ipv4Addr::new(203, 0, 113, 7));
     let error = Subscriber::open(SubscriberConfig::new(vec![line])).unwrap_err();

@@ -184,6 +184,8 @@ fn a_new_session_begins_with_empty_books_and_names_everything_again() {
     let mut second = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) };
     // Line A begins the new session while the old one still misses a message.
     world.datagram(Line::A, &second.packet(&[order(1), execute(7, 1, 100)])).shows(&expect![""]);
+    assert_eq!(world.channel.drops().get(DropReason::SessionUnconfirmed), 1, "one packet may be a forgery");
+    world.datagram(Line::A, &second.packet(&[order(2)])).shows(&expect![""]);
     assert_eq!(world.channel.book_faults().total(), 0, "order 1 is not of the old session");
     // The slower line brings it: all of the old session comes out first, under its own name.
     world.datagram(Line::B, &stream.packet(&[order(2)])).shows(&expect![[r#"
@@ -202,10 +204,80 @@ fn a_new_session_begins_with_empty_books_and_names_everything_again() {
           mbo T A 10 x100 #0
           mbo F B 10 x100 #1
           mbo C B 10 x100 #1 L
+        3 delta 7000
+          mbo A B 10 x100 #2 L
         state Live
     "#]]);
     world.datagram(Line::B, &stream.packet(&[order(3)])).shows(&expect![[""]]);
     assert_eq!(world.channel.drops().get(DropReason::SessionStale), 1);
+}
+
+#[test]
+fn a_single_packet_that_begins_another_session_costs_nothing() {
+    let (mut world, mut stream) = itch();
+    world.datagram(Line::A, &stream.packet(&[order(1)]));
+    world.seen.take_text();
+    let forged = Stream { name: b'9', ..Stream::new(Feed::NasdaqItch) }.packet(&[order(1)]);
+    world.datagram(Line::A, &forged).datagram(Line::A, &stream.packet(&[order(2)])).shows(&expect![[r#"
+        2 delta 7000
+          mbo A B 10 x100 #2 L
+    "#]]);
+    assert_eq!(world.channel.drops().get(DropReason::SessionUnconfirmed), 1);
+    // The true next one begins with its first message, though the first packet of it is not believed alone.
+    let mut second = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) };
+    world.datagram(Line::A, &second.packet(&[order(1)])).shows(&expect![[""]]);
+    world.datagram(Line::A, &second.packet(&[order(2)])).shows(&expect![[r#"
+        state Ended
+        end of session
+        session nasdaq-itch-5.0 2019-01-30 #1 from 1
+        1 delta 7000
+          mapping 7 S7
+          mbo R N - x0 #0
+          mbo A B 10 x100 #1 L
+        2 delta 7000
+          mbo A B 10 x100 #2 L
+        state Live
+    "#]]);
+    assert_eq!(world.channel.drops().get(DropReason::SessionUnconfirmed), 1, "the forged one");
+    assert_eq!((world.channel.counters().sessions, world.channel.counters().gaps), (2, 0));
+}
+
+#[test]
+fn another_iex_session_begins_with_its_first_message_though_its_first_packet_is_not_believed_alone() {
+    let mut world = World::new(World::config(Feed::IexDeep, SchemaSet::MBP_1));
+    let first = Stream::new(Feed::IexDeep).packet(&[level(b'8', "ZIEXT", 100, 990_500, 1)]);
+    world.datagram(Line::A, &first);
+    world.seen.take_text();
+    let mut second = Stream { name: b'2', sent_ns: 60_000_000_000, ..Stream::new(Feed::IexDeep) };
+    world.datagram(Line::A, &second.packet(&[level(b'8', "ZIEXT", 70, 990_500, 1)])).shows(&expect![[""]]);
+    second.sent_ns += 1_000;
+    world.datagram(Line::A, &second.packet(&[level(b'8', "ZIEXT", 80, 990_500, 1)])).shows(&expect![[r#"
+        state Ended
+        end of session
+        session iex-deep-1.0 2019-01-30 #1 from 1
+        1 delta -2147483648
+          mapping 1190146663 ZIEXT
+          mbp1 A B 99.05 x70 LM d0 [99.05x70(0) | -]
+        2 delta -2147483648
+          mbp1 M B 99.05 x80 LM d0 [99.05x80(0) | -]
+        state Live
+    "#]]);
+}
+
+#[test]
+fn the_last_packet_of_a_capture_is_believed_to_begin_a_session() {
+    for is_last in [true, false] {
+        let (mut world, mut stream) = itch();
+        world.datagram(Line::A, &stream.packet(&[order(1)]));
+        let mut second = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) };
+        world.datagram(Line::A, &second.packet(&[order(1)]));
+        if !is_last {
+            world.datagram(Line::A, &stream.packet(&[order(2)]));
+        }
+        world.channel.finish(&mut world.seen);
+        assert_eq!(world.channel.counters().sessions, 1 + u64::from(is_last));
+        assert_eq!(world.channel.drops().get(DropReason::SessionUnconfirmed), u64::from(!is_last));
+    }
 }
 
 #[test]
