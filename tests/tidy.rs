@@ -41,7 +41,8 @@ const HOT: [&str; 5] = ["engine", "fence", "net", "pipeline", "publish"];
 /// What they may know of the gateway besides each other.
 const HOT_KNOWS: [&str; 4] = ["sys", "observe::channels", "observe::counters", "observe::stages"];
 /// Packages that have no business there.
-const HOT_SHUNS: [&str; 7] = ["anyhow", "clap", "etcd_client", "mdgw_subscriber", "serde", "tokio", "zookeeper_client"];
+const HOT_SHUNS: [&str; 8] =
+    ["anyhow", "clap", "etcd_client", "mdgw_subscriber", "ratatui", "serde", "tokio", "zookeeper_client"];
 
 /// Who may know the consumer's side: whoever plays a consumer.
 const CONSUMERS: [&str; 3] = ["gateway/src/cli/", "gateway/src/demo.rs", "gateway/src/demo/"];

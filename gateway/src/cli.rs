@@ -22,6 +22,7 @@ mod run;
 mod sentinel;
 mod sim;
 mod tail;
+mod top;
 mod witness;
 
 use std::{
@@ -52,6 +53,7 @@ pub fn run() -> ExitCode {
         Command::Sentinel(args) => sentinel::run(&args),
         Command::Sim(args) => sim::run(&args),
         Command::Tail(args) => tail::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Witness(args) => witness::run(&args),
     };
@@ -137,6 +139,8 @@ enum Command {
     Tail(tail::Args),
     /// Show latency logs: a table, percentile curves, a timeline.
     Report(report::Args),
+    /// Watch a running gateway, or a replay: threads, channels, lines, latencies.
+    Top(top::Args),
     /// Vote on which gateway publishes, for gateways without a store.
     Witness(witness::Args),
 }

@@ -27,6 +27,8 @@ pub use self::{
 pub enum Request {
     /// Roles, epochs, positions.
     Status {},
+    /// Counters, threads and latencies: see [`Snapshot`](crate::observe::snapshot::Snapshot).
+    Snapshot {},
     /// The last lines of the audit.
     History {
         /// How many.

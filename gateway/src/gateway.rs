@@ -15,6 +15,7 @@ mod pool;
 mod report;
 mod takeovers;
 mod vigil;
+mod watch;
 mod wiring;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
@@ -37,6 +38,7 @@ use self::{
     pool::RunningPool,
     takeovers::TakeoverWatch,
     vigil::{HeldPage, Vigil},
+    watch::{Watch, WatchedPool},
     wiring::Wiring,
 };
 pub use self::{
@@ -71,6 +73,7 @@ use crate::{
     observe::{
         counters::{Reading, Registry},
         latency_thread::LatencyThread,
+        snapshot::Snapshot,
     },
     pair_link::{Channels, PairDesk, PairEnds, PairLink, PairLinkConfig, PairLinkError, PairParts},
     pipeline::{ChannelMessage, ChannelPipeline, PeerGaps},
@@ -114,6 +117,7 @@ pub struct Gateway {
 
 #[derive(Debug)]
 struct PoolOfChannels {
+    name: String,
     pool: Arc<dyn RunningPool>,
     /// In the order of their indices in the pool.
     channels: Vec<(ChannelId, String)>,
@@ -315,7 +319,7 @@ impl Gateway {
         self.audit.as_ref().map(Audit::notes)
     }
 
-    /// Lets `mdgw ha` ask and tell, from now on. Standing alone, there are no groups to decide about.
+    /// Lets `mdgw ha` and `mdgw top` ask and tell, from now on. Standing alone, there are no groups to decide about.
     ///
     /// # Errors
     /// When the socket can't be made.
@@ -326,7 +330,9 @@ impl Gateway {
         let groups =
             self.elections.iter().map(|(group, election)| (*group, self.group_control(*group, election, may_split)));
         let audit = config.gateway.audit_file.clone();
-        let pair = PairControl { node: NodeId(self.node), groups: groups.collect(), audit };
+        let watch = self.watch();
+        let snapshot = Arc::new(move || watch.snapshot());
+        let pair = PairControl { node: NodeId(self.node), groups: groups.collect(), audit, snapshot };
         let served = ControlServer::start(path, move |request| pair.answer(request));
         self.control = Some(served.map_err(GatewayError::io(format!("listen at {}", path.display())))?);
         Ok(())
@@ -492,6 +498,27 @@ impl Gateway {
         self.latency.log()
     }
 
+    /// All that it shows of itself, at this moment.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        self.watch().snapshot()
+    }
+
+    fn watch(&self) -> Watch {
+        let pools = self.pools.iter().map(|PoolOfChannels { name, pool, channels }| WatchedPool {
+            name: name.clone(),
+            pool: Arc::clone(pool),
+            channels: channels.clone(),
+        });
+        Watch {
+            source: format!("gateway {}, epoch {}", self.node, self.epoch.count()),
+            pools: pools.collect(),
+            registry: Arc::clone(&self.registry),
+            recent: Arc::clone(self.latency.recent()),
+            kernel_drops: self.cold.kernel_drops().clone(),
+        }
+    }
+
     /// What each pool's threads are doing and have done.
     pub fn gauges(&self) -> impl Iterator<Item = Gauges> {
         self.pools.iter().map(|pool| pool.pool.gauges())
@@ -578,7 +605,7 @@ impl Gateway {
         let mut channels = Vec::new();
         let mut gauges = Vec::new();
         let mut left = Vec::new();
-        for PoolOfChannels { pool, channels: names } in pools {
+        for PoolOfChannels { pool, channels: names, .. } in pools {
             gauges.push(pool.gauges());
             for (mut pipeline, (id, name)) in pool.shutdown().into_iter().zip(names) {
                 pipeline.hand_over_figures(mono_now());
@@ -586,7 +613,7 @@ impl Gateway {
                 channels.push(ChannelReport::of(&pipeline, id, name));
             }
         }
-        let kernel_drops = cold.kernel_drops();
+        let kernel_drops = cold.kernel_drops().total();
         let stopped = cold.stop(left);
         if let Some(counts) = audit.map(Audit::stop).filter(|counts| counts.lost > 0) {
             tracing::error!(alarm = "audit-failing", counts.lost, "changes of leadership are not on disk");

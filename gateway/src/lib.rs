@@ -34,4 +34,5 @@ pub mod standby;
 pub mod standin;
 pub mod state_file;
 pub mod sys;
+pub mod top;
 pub mod verify;

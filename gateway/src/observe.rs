@@ -6,4 +6,6 @@ pub mod counters;
 pub mod disclosure;
 pub mod interval_log;
 pub mod latency_thread;
+pub mod recent;
+pub mod snapshot;
 pub mod stages;

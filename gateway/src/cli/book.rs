@@ -86,7 +86,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let bar = replay::bar(&args.files);
     let mut watch = |event: Event<'_>| {
         match event {
-            Event::Progress { file_bytes } => bar.set_position(file_bytes),
+            Event::Progress { file_bytes, .. } => bar.set_position(file_bytes),
             Event::Found { lane, by: Some(by) } => {
                 let feed = lane.channel().config().feed;
                 let guessed = if by == GuessedBy::Packets { "" } else { " (--feed says otherwise)" };

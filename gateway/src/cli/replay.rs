@@ -1,6 +1,7 @@
 //! `mdgw replay`: plays captures and day files, to the wire or straight into the pipeline.
 
 mod rehearse;
+mod watched;
 
 use std::{
     io::{self, IsTerminal as _},
@@ -17,7 +18,7 @@ use anyhow::{Context as _, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use mdgw_feeds::{channel::SchemaSet, edge::TsRecv, identity::Feed, time::TradingDate};
 
-use self::rehearse::RehearsalArgs;
+use self::{rehearse::RehearsalArgs, watched::Watched};
 use super::{Outcome, print, warn};
 use crate::{
     capture_file::OpenOptions,
@@ -86,6 +87,9 @@ struct OfflineArgs {
     /// Receive time of the records: the capture's, or none, which makes the output a function of the messages alone.
     #[arg(long, value_enum, default_value_t = TsRecvArg::Capture, requires = "offline")]
     ts_recv: TsRecvArg,
+    /// Let `mdgw top --socket SOCKET` watch it there.
+    #[arg(long, value_name = "SOCKET", requires = "offline")]
+    control: Option<PathBuf>,
 }
 
 /// To the wire.
@@ -147,10 +151,16 @@ fn run_offline(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
         output: asked.out.clone(),
         window: args.window(),
     };
+    let mut watched = asked.control.as_deref().map(|socket| Watched::start(socket, &args.files)).transpose()?;
     let bar = bar(&args.files);
     let summary = offline::run(&options, &mut |event| {
         match event {
-            Event::Progress { file_bytes } => bar.set_position(file_bytes),
+            Event::Progress { file_bytes, drive } => {
+                bar.set_position(file_bytes);
+                if let Some(watched) = &mut watched {
+                    watched.show(drive, file_bytes);
+                }
+            }
             Event::Found { lane, by: Some(GuessedBy::Path | GuessedBy::Default) } => {
                 let feed = lane.channel().config().feed;
                 let source = lane.lines().first().map(|(_, source)| source.path.display().to_string());
@@ -260,9 +270,14 @@ pub(super) fn bar(files: &[PathBuf]) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let bytes = files.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum();
+    let bytes = bytes_of(files);
     let style = ProgressStyle::with_template("{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} eta {eta}");
     ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// All files together, as they are on disk.
+fn bytes_of(files: &[PathBuf]) -> u64 {
+    files.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum()
 }
 
 fn parse_schema(text: &str) -> Result<SchemaSet, String> {

@@ -1,4 +1,4 @@
-//! The asking end: what `mdgw ha` uses.
+//! The asking end: what `mdgw ha` and `mdgw top` use.
 
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},

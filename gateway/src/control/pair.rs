@@ -16,6 +16,7 @@ use crate::{
         identity::{Member, NodeId, NodeName},
         latch::LeaderLatch,
     },
+    observe::snapshot::Snapshot,
 };
 
 /// The groups of one gateway.
@@ -26,6 +27,8 @@ pub struct PairControl {
     pub groups: BTreeMap<GroupId, GroupControl>,
     /// The audit's file, where there is one.
     pub audit: Option<PathBuf>,
+    /// What the gateway shows of itself.
+    pub snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
 }
 
 /// One group.
@@ -45,6 +48,7 @@ impl PairControl {
     pub fn answer(&self, request: Request) -> Answer {
         Answer::from(match request {
             Request::Status {} => Ok(self.status()),
+            Request::Snapshot {} => Ok(json!((self.snapshot)())),
             Request::History { count } => self.history(count),
             Request::HandOver { group, target } => self.hand_over(group, target.map(NodeId)),
             Request::Pin { group } => self.set_pin(group, Pin::Pinned),
@@ -238,7 +242,8 @@ mod tests {
             let details = Arc::new(|| Value::Null);
             (GroupId(group), GroupControl { latch: Decided::leading(), admit: None, details })
         });
-        PairControl { node: NodeId(1), groups: groups.collect(), audit }
+        let snapshot = Arc::new(|| Snapshot { source: "gateway 1".to_owned(), ..Snapshot::default() });
+        PairControl { node: NodeId(1), groups: groups.collect(), audit, snapshot }
     }
 
     fn ok(answer: Answer) -> Value {
@@ -264,6 +269,13 @@ mod tests {
         assert_eq!(refused(hand_over()), "this gateway does not lead");
         let group = &ok(control.answer(Request::Status {}))["groups"][0];
         assert_eq!((&group["role"], &group["leader"]["node"]), (&json!("candidate"), &json!(2)));
+    }
+
+    #[test]
+    fn a_snapshot_comes_back_as_it_was() {
+        let value = ok(control(1, None).answer(Request::Snapshot {}));
+        let snapshot: Snapshot = serde_json::from_value(value).unwrap();
+        assert_eq!(snapshot.source, "gateway 1");
     }
 
     #[test]

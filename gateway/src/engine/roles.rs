@@ -34,6 +34,17 @@ pub struct Gauges {
     pub processing: usize,
     /// All counters.
     pub counts: Counts,
+    /// Thread by thread, in the order of their numbers.
+    pub threads: Vec<ThreadReading>,
+}
+
+/// What one thread shows of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadReading {
+    /// What it is doing.
+    pub role: Role,
+    /// All its processing together, ns.
+    pub handler_ns_sum: u64,
 }
 
 /// How many buckets a distribution has; the last one holds all that is larger.
@@ -139,13 +150,15 @@ impl Gauges {
         let mut gauges = Self::default();
         let mut handler_ns_max = 0;
         for thread in threads {
-            match thread.role.load(Relaxed) {
-                LEADER => gauges.leading += 1,
-                SPINNING => gauges.spinning += 1,
-                PARKED => gauges.parked += 1,
-                PROCESSING => gauges.processing += 1,
-                _ => {}
+            let role = Role::of(thread.role.load(Relaxed));
+            match role {
+                Role::Absent => {}
+                Role::Leader => gauges.leading += 1,
+                Role::Spinning => gauges.spinning += 1,
+                Role::Parked => gauges.parked += 1,
+                Role::Processing => gauges.processing += 1,
             }
+            gauges.threads.push(ThreadReading { role, handler_ns_sum: thread.handler_ns_sum.get() });
             handler_ns_max = handler_ns_max.max(thread.handler_ns_max.get());
             thread.add_to(&mut gauges.counts);
         }
@@ -154,10 +167,24 @@ impl Gauges {
     }
 }
 
-const LEADER: u8 = Role::Leader as u8;
-const SPINNING: u8 = Role::Spinning as u8;
-const PARKED: u8 = Role::Parked as u8;
-const PROCESSING: u8 = Role::Processing as u8;
+impl Role {
+    /// Name for whoever shows it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Absent => "absent",
+            Self::Leader => "leader",
+            Self::Spinning => "spinning",
+            Self::Parked => "parked",
+            Self::Processing => "processing",
+        }
+    }
+
+    fn of(number: u8) -> Self {
+        let all = [Self::Leader, Self::Spinning, Self::Parked, Self::Processing];
+        all.into_iter().find(|role| *role as u8 == number).unwrap_or(Self::Absent)
+    }
+}
 
 impl ThreadGauges {
     pub(super) fn set_role(&self, role: Role) {
@@ -258,6 +285,8 @@ mod tests {
         threads[1].record_processing(500);
         let gauges = Gauges::of(&threads);
         assert_eq!((gauges.leading, gauges.parked, gauges.processing), (1, 1, 0));
+        let threads = gauges.threads.iter().map(|thread| (thread.role.name(), thread.handler_ns_sum));
+        assert_eq!(threads.collect::<Vec<_>>(), [("leader", 700), ("parked", 500)]);
         assert_eq!(gauges.counts.turns, 7);
         assert_eq!(gauges.counts.handler_ns_max, 700);
         assert_eq!(gauges.counts.handler_ns_sum, 1_200);

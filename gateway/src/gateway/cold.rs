@@ -2,10 +2,9 @@
 //! retransmission.
 
 use std::{
-    collections::BTreeMap,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::JoinHandle,
     time::Duration,
@@ -50,7 +49,7 @@ pub(super) struct ColdParts<'c> {
 pub(super) struct ColdThreads {
     stop: Arc<AtomicBool>,
     keeper: Option<JoinHandle<Result<StateFile, StateError>>>,
-    kernel_drops: Arc<Mutex<BTreeMap<(u32, u8), u64>>>,
+    kernel_drops: KernelDrops,
     memberships: Option<MembershipWatch>,
     retransmission: Option<Retransmission>,
 }
@@ -59,14 +58,14 @@ impl ColdThreads {
     pub(super) fn start(parts: ColdParts<'_>) -> Result<Self, GatewayError> {
         let ColdParts { config, state, numberings, keepers, watched, drops, served, epochs } = parts;
         let stop = Arc::new(AtomicBool::new(false));
-        let kernel_drops = Arc::new(Mutex::new(BTreeMap::new()));
+        let kernel_drops = KernelDrops::default();
         let memberships = if watched.memberships.is_empty() && watched.egresses.is_empty() {
             None
         } else {
             let watch = MembershipWatch::start(watched, MembershipWatch::INTERVAL);
             Some(watch.map_err(GatewayError::io("watch memberships"))?)
         };
-        let chores = Chores { state, numberings, keepers, drops, kernel_drops: Arc::clone(&kernel_drops), epochs };
+        let chores = Chores { state, numberings, keepers, drops, kernel_drops: kernel_drops.clone(), epochs };
         let of_thread = Arc::clone(&stop);
         let keeper = std::thread::Builder::new()
             .name("mdgw-keeper".to_owned())
@@ -79,9 +78,9 @@ impl ColdThreads {
         Ok(cold)
     }
 
-    /// Datagrams that the kernel dropped, by channel index and line.
-    pub(super) fn kernel_drops(&self) -> u64 {
-        self.kernel_drops.lock().unwrap_or_else(PoisonError::into_inner).values().sum()
+    /// Datagrams that the kernel dropped.
+    pub(super) fn kernel_drops(&self) -> &KernelDrops {
+        &self.kernel_drops
     }
 
     pub(super) fn reload(&self, config: &Resolved) {
@@ -110,6 +109,22 @@ impl ColdThreads {
 impl Drop for ColdThreads {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
+    }
+}
+
+/// Datagrams that the kernel dropped for want of room in a socket, summed up by the keeper's thread.
+#[derive(Clone, Debug, Default)]
+pub(super) struct KernelDrops(Arc<AtomicU64>);
+
+impl KernelDrops {
+    /// All of them.
+    pub(super) fn total(&self) -> u64 {
+        // Relaxed: a count orders nothing else.
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn add(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
     }
 }
 
@@ -156,7 +171,7 @@ struct Chores {
     numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
     keepers: Vec<KeptLog>,
     drops: SocketDrops,
-    kernel_drops: Arc<Mutex<BTreeMap<(u32, u8), u64>>>,
+    kernel_drops: KernelDrops,
     /// Of each group.
     epochs: Vec<Arc<KnownEpochs>>,
 }
@@ -211,9 +226,9 @@ impl Chores {
     }
 
     fn read_drops(&mut self) {
-        let mut sums = self.kernel_drops.lock().unwrap_or_else(PoisonError::into_inner);
+        let kernel_drops = &self.kernel_drops;
         let read = self.drops.read(|handle, dropped| {
-            *sums.entry((handle.channel.0, handle.line.0)).or_default() += u64::from(dropped);
+            kernel_drops.add(u64::from(dropped));
             let line = Line(handle.line.0);
             tracing::warn!(channel = handle.channel.0, %line, dropped, "the kernel dropped datagrams: no room in the socket");
         });

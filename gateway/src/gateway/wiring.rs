@@ -202,7 +202,7 @@ impl<'c> Wiring<'c> {
             }
         };
         let channels = setups.iter().map(|setup| (setup.id, setup.name.clone())).collect();
-        Ok(Some(PoolOfChannels { pool: running, channels }))
+        Ok(Some(PoolOfChannels { name: pool.name.clone(), pool: running, channels }))
     }
 
     /// Of a configured channel's group.

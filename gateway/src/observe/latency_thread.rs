@@ -20,6 +20,7 @@ use super::{
     channels::{ChannelCollector, ChannelCounts, ChannelSet, LineCounts},
     disclosure::Disclosure,
     interval_log::{CountsTag, IntervalLogWriter, IntervalTag, LeadTag},
+    recent::Recent,
     stages::{Stage, StageCollector, StageSet, VALUE_NS_MAX, VALUE_NS_MIN},
 };
 use crate::{
@@ -67,6 +68,7 @@ pub struct Total {
 #[derive(Debug)]
 pub struct LatencyThread {
     shared: Arc<Shared>,
+    recent: Arc<Recent>,
     thread: Option<JoinHandle<io::Result<Collected>>>,
     log: Option<PathBuf>,
 }
@@ -91,7 +93,9 @@ impl LatencyThread {
         channels: Vec<ChannelFigures>,
         disclosure: Disclosure,
     ) -> io::Result<Self> {
+        let recent = Arc::new(Recent::default());
         let mut writer = Writer {
+            recent: Arc::clone(&recent),
             directory: config.directory.clone(),
             digits: config.significant_digits,
             disclosure,
@@ -111,13 +115,19 @@ impl LatencyThread {
         let of_thread = Arc::clone(&shared);
         let thread =
             std::thread::Builder::new().name("mdgw-latency".to_owned()).spawn(move || writer.run(&of_thread))?;
-        Ok(Self { shared, thread: Some(thread), log })
+        Ok(Self { shared, recent, thread: Some(thread), log })
     }
 
     /// The log that was opened at the start.
     #[must_use]
     pub fn log(&self) -> Option<&PathBuf> {
         self.log.as_ref()
+    }
+
+    /// The figures of the last interval.
+    #[must_use]
+    pub fn recent(&self) -> &Arc<Recent> {
+        &self.recent
     }
 
     /// Changes the length of the intervals, from the next one on.
@@ -178,6 +188,7 @@ impl Shared {
 }
 
 struct Writer {
+    recent: Arc<Recent>,
     directory: Option<PathBuf>,
     digits: u8,
     disclosure: Disclosure,
@@ -210,17 +221,25 @@ impl Writer {
         let opened = if TradingDate::in_utc(now) == self.day { Ok(()) } else { self.open_log(now) };
         let clock = WallOf { mono: mono_now(), wall: now };
         let mut outcome = opened;
+        self.recent.begin();
         for thread in &mut self.threads {
             let (log, totals, digits) = (&mut self.log, &mut self.totals, self.digits);
             let (name, channels) = (&thread.thread, &thread.channels);
+            let recent = &self.recent;
             thread.collector.collect(|set| {
+                for recorded in set.recorded() {
+                    if let Some(channel) = channels.get(recorded.channel.0 as usize) {
+                        recent.add_stage(*channel, recorded.stage, recorded.histogram);
+                    }
+                }
                 let written = write_set(set, name, channels, clock, log.as_mut(), totals, digits);
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
             });
         }
         for KeptChannel { of, last } in &mut self.channels {
-            let (log, channel) = (&mut self.log, of.channel);
+            let (log, channel, recent) = (&mut self.log, of.channel, &self.recent);
             of.collector.collect(|set| {
+                set.lines().iter().for_each(|line| recent.set_line(channel, line.line, &line.lead_ns));
                 let written = write_channel(set, channel, last, clock, log.as_mut());
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
             });

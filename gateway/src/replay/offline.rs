@@ -11,6 +11,7 @@
 mod lanes;
 mod recorder;
 mod stop;
+mod watched;
 
 use std::{
     collections::BTreeMap,
@@ -71,6 +72,8 @@ pub enum Event<'a> {
     Progress {
         /// Bytes as they are on disk.
         file_bytes: u64,
+        /// The channels as they stand.
+        drive: &'a Drive,
     },
     /// A channel was found.
     Found {

@@ -1,19 +1,23 @@
 //! How fast is too fast: a rate that rises step by step until a receiver loses a packet.
 //!
 //! A loss is what the kernel counts as dropped at the receiver's sockets, and what was sent and never arrived. The
-//! receiver is a sink of our own, or whatever programs of this host listen to the destinations (a gateway); of
-//! those the kernel's counts are all that is seen (`/proc/net/udp`), so there is no latency then.
+//! receiver is a sink of our own, or whatever programs of this host listen to the destinations; of those the kernel's
+//! counts are all that is seen (`/proc/net/udp`), so there is no latency then. A gateway is asked for the gaps that it
+//! declared, too.
 
+mod gateway;
 mod host;
 mod sink;
 
-use std::{cell::RefCell, collections::BTreeSet, fmt::Write as _, io, net::SocketAddrV4, ops::ControlFlow};
+use std::{
+    cell::RefCell, collections::BTreeSet, fmt::Write as _, io, net::SocketAddrV4, ops::ControlFlow, path::PathBuf,
+};
 
 use hdrhistogram::Histogram;
 use mdgw_feeds::time::MonoNs;
 use serde::Serialize;
 
-use self::{host::HostDrops, sink::Sink};
+use self::{gateway::GatewayLosses, host::HostDrops, sink::Sink};
 use super::{
     merge::Merge,
     pacer::{Pace, Rising},
@@ -33,6 +37,8 @@ pub enum Receiver {
     Sink(Option<Interface>),
     /// Programs of this host.
     Host,
+    /// The gateway of this host that listens at that control socket.
+    Gateway(PathBuf),
 }
 
 /// What was found.
@@ -61,6 +67,8 @@ pub struct Step {
     pub sent: u64,
     /// Packets that receivers' sockets dropped.
     pub dropped: u64,
+    /// Messages in gaps that the gateway declared; only where one is asked.
+    pub gap_messages: Option<u64>,
     /// How late packets were handed to the kernel.
     pub sent_late: Option<Lateness>,
     /// From a packet's intended time until the sink had it.
@@ -99,7 +107,9 @@ pub enum UntilLossError {
         source: io::Error,
     },
     /// Nobody listens.
-    #[error("replay: no program of this host listens to {0}: start it first, or leave out --receiver host")]
+    #[error(
+        "replay: no program of this host listens to {0}: start it first, or leave out --receiver host and --gateway"
+    )]
     NobodyListens(String),
 }
 
@@ -125,9 +135,24 @@ pub fn run(
             }
             Box::new(drops)
         }
+        Receiver::Gateway(socket) => {
+            let losses = GatewayLosses::of(socket, destinations).map_err(io("ask the gateway what it lost"))?;
+            if let Some(unheard) = losses.unheard() {
+                return Err(UntilLossError::NobodyListens(unheard.to_string()));
+            }
+            Box::new(losses)
+        }
     };
     let options = WireOptions { pace: Pace::Rising(rising), ..options.clone() };
-    let search = RefCell::new(Search { counts, rising, origin: None, steps: Vec::new(), dropped: 0, fault: None });
+    let search = RefCell::new(Search {
+        counts,
+        rising,
+        origin: None,
+        steps: Vec::new(),
+        dropped: 0,
+        gap_messages: 0,
+        fault: None,
+    });
     let mut ended_by = EndedBy::EndOfCaptures;
     let summary = wire::run_observed(
         open,
@@ -165,7 +190,7 @@ pub fn run(
         EndedBy::EndOfCaptures | EndedBy::Interrupted => steps.len(),
     };
     let sound = if lost_on_the_way > 0 { &[] } else { steps.get(..sound).unwrap_or_default() };
-    let highest = sound.iter().take_while(|step| step.dropped == 0).last();
+    let highest = sound.iter().take_while(|step| step.dropped == 0 && step.gap_messages.unwrap_or(0) == 0).last();
     Ok(UntilLoss {
         highest_rate_without_loss: highest.map(|step| step.rate_sent),
         ended_by,
@@ -185,6 +210,14 @@ trait Counts {
     /// # Errors
     /// What the kernel says.
     fn dropped(&mut self) -> io::Result<u64>;
+
+    /// Messages in gaps that were declared since the beginning, where a gateway tells of them.
+    ///
+    /// # Errors
+    /// When it doesn't answer.
+    fn gap_messages(&mut self) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
 
     /// Waits until `sent` packets have arrived, or no more come; what arrived, where that is seen.
     ///
@@ -211,12 +244,14 @@ struct Search {
     origin: Option<MonoNs>,
     steps: Vec<StepSoFar>,
     dropped: u64,
+    gap_messages: u64,
     fault: Option<io::Error>,
 }
 
 struct StepSoFar {
     sent: u64,
     dropped: u64,
+    gap_messages: Option<u64>,
     late_ns: Histogram<u64>,
     first: MonoNs,
     last: MonoNs,
@@ -228,7 +263,14 @@ impl Search {
         let origin = *self.origin.get_or_insert(intended);
         let step = intended.since(origin) / self.rising.step_ns;
         while self.steps.len() as u64 <= step {
-            self.steps.push(StepSoFar { sent: 0, dropped: 0, late_ns: histogram(), first: now, last: now });
+            self.steps.push(StepSoFar {
+                sent: 0,
+                dropped: 0,
+                gap_messages: None,
+                late_ns: histogram(),
+                first: now,
+                last: now,
+            });
         }
         if let Some(step) = self.steps.last_mut() {
             step.sent += 1;
@@ -240,13 +282,18 @@ impl Search {
 
     /// Whether it is over, and why.
     fn look(&mut self) -> Option<EndedBy> {
-        match self.counts.dropped() {
-            Ok(dropped) => {
+        let counted = self.counts.dropped().and_then(|dropped| Ok((dropped, self.counts.gap_messages()?)));
+        match counted {
+            Ok((dropped, gap_messages)) => {
                 let new = dropped - std::mem::replace(&mut self.dropped, dropped).min(dropped);
                 if let Some(step) = self.steps.last_mut() {
                     step.dropped += new;
+                    if let Some(lost) = gap_messages {
+                        let new = lost - std::mem::replace(&mut self.gap_messages, lost).min(lost);
+                        *step.gap_messages.get_or_insert(0) += new;
+                    }
                 }
-                if dropped > 0 {
+                if dropped > 0 || gap_messages.is_some_and(|lost| lost > 0) {
                     return Some(EndedBy::Loss);
                 }
             }
@@ -270,6 +317,7 @@ impl Search {
                 rate_sent: rate(so_far),
                 sent: so_far.sent,
                 dropped: so_far.dropped,
+                gap_messages: so_far.gap_messages,
                 sent_late: lateness(&so_far.late_ns),
                 latency: latencies(index),
             })
@@ -311,12 +359,13 @@ impl UntilLoss {
     #[must_use]
     pub fn to_table(&self) -> String {
         let mut text = format!(
-            "{:>12}  {:>12}  {:>10}  {:>8}  {:>12}  {:>30}\n",
-            "asked /s", "sent /s", "packets", "dropped", "late p99 us", "latency us p50 / p99 / max"
+            "{:>12}  {:>12}  {:>10}  {:>8}  {:>8}  {:>12}  {:>30}\n",
+            "asked /s", "sent /s", "packets", "dropped", "in gaps", "late p99 us", "latency us p50 / p99 / max"
         );
         for step in &self.steps {
             let us = |ns: u64| format!("{}.{}", ns / 1_000, ns % 1_000 / 100);
             let late = step.sent_late.map_or_else(String::new, |late| us(late.p99_ns));
+            let in_gaps = step.gap_messages.map_or_else(|| "-".to_owned(), grouped);
             let latency = step.latency.map_or_else(
                 || "-".to_owned(),
                 |latency| format!("{} / {} / {}", us(latency.p50_ns), us(latency.p99_ns), us(latency.max_ns)),
@@ -324,7 +373,7 @@ impl UntilLoss {
             // Writing to a string cannot fail.
             let _ = writeln!(
                 text,
-                "{:>12.0}  {:>12.0}  {:>10}  {:>8}  {late:>12}  {latency:>30}",
+                "{:>12.0}  {:>12.0}  {:>10}  {:>8}  {in_gaps:>8}  {late:>12}  {latency:>30}",
                 step.rate_asked,
                 step.rate_sent,
                 grouped(step.sent),

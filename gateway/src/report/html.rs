@@ -6,6 +6,8 @@ mod compare;
 
 use std::fmt::{self, Write};
 
+use mdgw_feeds::time::TradingDate;
+
 use super::{
     Comparison, Report,
     chart::{BandKind, Chart, STYLE_COUNT, escape},
@@ -19,7 +21,12 @@ use crate::observe::stages::Stage;
 /// What `out` says.
 pub fn write(report: &Report, out: &mut impl Write) -> fmt::Result {
     begin("Latency by stage", out)?;
-    writeln!(out, "<p>{} to {} UTC</p>\n</header>", Timestamp(report.begin), TimeOfDay(report.end))?;
+    let begin = Timestamp(report.begin);
+    if TradingDate::in_utc(report.begin) == TradingDate::in_utc(report.end) {
+        writeln!(out, "<p>{begin} to {} UTC</p>\n</header>", TimeOfDay(report.end))?;
+    } else {
+        writeln!(out, "<p>{begin} to {} UTC</p>\n</header>", Timestamp(report.end))?;
+    }
     notices(report, out)?;
     if report.channels.len() > 1 {
         channel::all_channels(report, out)?;

@@ -77,7 +77,7 @@ impl fmt::Display for Span {
 
 /// Date and time of day, UTC.
 #[derive(Clone, Copy)]
-pub(super) struct Timestamp(pub(super) UnixNs);
+pub(crate) struct Timestamp(pub(crate) UnixNs);
 
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,6 +1,6 @@
 //! What `mdgw replay` does to packets on their way, and how it looks for the rate that is too high.
 
-use std::{collections::BTreeSet, net::SocketAddrV4, str::FromStr};
+use std::{collections::BTreeSet, net::SocketAddrV4, path::PathBuf, str::FromStr};
 
 use anyhow::ensure;
 
@@ -52,6 +52,9 @@ pub(super) struct RehearsalArgs {
     /// are read.
     #[arg(long, value_enum, default_value_t = ReceiverArg::Sink, requires = "until_loss")]
     receiver: ReceiverArg,
+    /// The receiver is the gateway of this host with that control socket: messages in gaps that it declares are losses too.
+    #[arg(long, value_name = "SOCKET", requires = "until_loss", conflicts_with = "receiver")]
+    gateway: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -109,9 +112,10 @@ impl RehearsalArgs {
         let lines = self.lines.iter().flat_map(|lines| lines.0.iter().copied());
         let destinations: BTreeSet<_> = lines.chain(to.iter().copied()).collect();
         ensure!(!destinations.is_empty(), "replay: --until-loss needs to know where to send: give --to or --lines");
-        let receiver = match self.receiver {
-            ReceiverArg::Sink => Receiver::Sink(interface.cloned()),
-            ReceiverArg::Host => Receiver::Host,
+        let receiver = match (self.receiver, &self.gateway) {
+            (_, Some(socket)) => Receiver::Gateway(socket.clone()),
+            (ReceiverArg::Sink, None) => Receiver::Sink(interface.cloned()),
+            (ReceiverArg::Host, None) => Receiver::Host,
         };
         Ok((receiver, destinations))
     }

@@ -107,7 +107,8 @@ impl Drive {
             self.accept(file, &datagram, merge, outlet, watch)?;
             if self.counts.datagrams.is_multiple_of(DATAGRAMS_PER_LOOK) {
                 outlet.check()?;
-                if watch(Event::Progress { file_bytes: merge.file_bytes_read() }).is_break() {
+                let file_bytes = merge.file_bytes_read();
+                if watch(Event::Progress { file_bytes, drive: &*self }).is_break() {
                     return Err(OfflineError::Interrupted);
                 }
             }
@@ -122,6 +123,11 @@ impl Drive {
     /// The lanes, in the order in which they were found.
     pub fn lanes(&self) -> impl ExactSizeIterator<Item = Lane<'_>> {
         self.channels.iter().zip(self.routes.lanes()).map(|(channel, routes)| Lane { channel, routes })
+    }
+
+    /// The latest capture time so far, ns since 1970.
+    pub(super) fn now(&self) -> MonoNs {
+        self.now
     }
 
     /// What became of the datagrams.

@@ -49,7 +49,7 @@ impl Counts for HostDrops {
     }
 
     fn described(&self) -> &'static str {
-        "drops of the sockets bound to the destinations (/proc/net/udp); gaps that a gateway declares are in its report"
+        "drops of the sockets bound to the destinations (/proc/net/udp); gaps that a gateway declares are seen with --gateway"
     }
 }
 

@@ -1,9 +1,16 @@
-use std::{fs, net::UdpSocket, path::PathBuf};
+use std::{
+    fs,
+    net::UdpSocket,
+    path::PathBuf,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use super::*;
 use crate::{
     capture_file::{OpenOptions, PcapWriter},
+    control::{Answer, ControlServer},
     net::sockets::{ReceiveOptions, open_receive},
+    observe::snapshot::{ChannelSnapshot, Snapshot},
     replay::{merge::Window, wire::Addresses},
 };
 
@@ -72,6 +79,29 @@ fn a_receiver_that_does_not_read_ends_the_search_by_its_drops() {
     assert_eq!(found.ended_by, EndedBy::Loss);
     assert!(found.steps.last().unwrap().dropped > 0);
     assert!(found.steps.iter().map(|step| step.sent).sum::<u64>() < 100_000, "it ends with the loss");
+}
+
+#[test]
+fn a_gap_that_a_gateway_declares_ends_the_search() {
+    let (folder, paths) = capture(100_000, 10);
+    let listening = open_receive(&ReceiveOptions::new("127.0.0.1:0".parse().unwrap(), None)).unwrap();
+    let (address, socket) = (listening.local_address().unwrap(), folder.path().join("control"));
+    // It had lost 5 messages before; while packets come, it loses 3 more.
+    let asked = AtomicU64::new(0);
+    let _gateway = ControlServer::start(&socket, move |_| {
+        let gap_messages = if asked.fetch_add(1, Ordering::Relaxed) < 3 { 5 } else { 8 };
+        let channel = ChannelSnapshot { gap_messages, ..ChannelSnapshot::default() };
+        Answer::Ok(serde_json::json!(Snapshot { channels: vec![channel], ..Snapshot::default() }))
+    })
+    .unwrap();
+    // So slow that no machine falls behind before the gateway has been asked a few times.
+    let slow = Rising { rate: 50.0, factor: 1.5, step_ns: 1_000_000_000 };
+    let found = search(&paths, address, slow, &Receiver::Gateway(socket.clone())).unwrap();
+    assert_eq!(found.ended_by, EndedBy::Loss, "{found:?}");
+    assert_eq!(found.steps.iter().filter_map(|step| step.gap_messages).sum::<u64>(), 3);
+    assert!(found.steps.iter().map(|step| step.sent).sum::<u64>() < 100_000, "it ends with the loss");
+    let gone = search(&paths, address, slow, &Receiver::Gateway(folder.path().join("none"))).unwrap_err();
+    assert!(gone.to_string().contains("ask the gateway"), "{gone}");
 }
 
 #[test]

@@ -1,0 +1,259 @@
+use expect_test::{Expect, expect};
+use ratatui::{Terminal, backend::TestBackend};
+
+use super::{
+    testing::{second, third},
+    *,
+};
+
+fn watching() -> Top {
+    let mut top = Top::default();
+    top.take(second());
+    top.take(third());
+    top
+}
+
+/// The screen as text, without the blanks at the ends of its rows.
+fn check(top: &Top, (columns, rows): (u16, u16), expected: &Expect) {
+    let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
+    terminal.draw(|frame| draw(top, frame.area(), frame.buffer_mut())).unwrap();
+    let buffer = terminal.backend().buffer();
+    let row = |row: u16| -> String { (0..columns).map(|column| buffer[(column, row)].symbol()).collect() };
+    let text: String = (0..rows).map(|y| format!("{}\n", row(y).trim_end())).collect();
+    expected.assert_eq(&text);
+}
+
+#[test]
+fn a_screen_of_80_columns_shows_threads_and_channels() {
+    check(
+        &watching(),
+        (80, 24),
+        &expect![[r#"
+            mdgw top  gateway 1, epoch 7                             2019-01-30 14:30:06 UTC
+            rates over 1.00 s  kernel drops 0
+            pool main  4 threads  busy 9 %  without leader 0 %  41500 turns/s
+              main-0 leader 12 %            main-1 processing 25 %
+              main-2 parked 0 %             main-3 parked 0 %
+            iex-tops is out of service: a line's socket can't be read
+            name           state       rate  gaps  lost drops lead               p50     p99
+            nasdaq         live        123k     0     0     0 A 75% 12.3 us  4.64 us 27.2 us
+            bx             recovering  8000     2    37     0 A 75% 12.3 us  3.48 us 20.4 us
+            iex-deep       live         950     0     0     0 A 75% 12.3 us  2.32 us 13.6 us
+            iex-tops       failed         0     0     0     4 silent B             -       -
+
+
+
+
+
+
+
+
+
+
+
+
+            q quit  h help  s sort  / filter  space freeze   4 of 4 channels, by number
+        "#]],
+    );
+}
+
+#[test]
+fn a_wider_screen_shows_more_columns() {
+    check(
+        &watching(),
+        (120, 40),
+        &expect![[r#"
+            mdgw top  gateway 1, epoch 7                                                                     2019-01-30 14:30:06 UTC
+            rates over 1.00 s  kernel drops 0
+            pool main  4 threads  busy 9 %  without leader 0 %  41500 turns/s
+              main-0 leader 12 %            main-1 processing 25 %        main-2 parked 0 %             main-3 parked 0 %
+            iex-tops is out of service: a line's socket can't be read
+            name                      state       rate  pkt/s sent/s  gaps  lost drops faults lead               p50     p99   p99.9
+            nasdaq                    live        123k  41000  61728     0     0     0      0 A 75% 12.3 us  4.64 us 27.2 us 76.0 us
+            bx                        recovering  8000   2658   4000     2    37     0      0 A 75% 12.3 us  3.48 us 20.4 us 57.0 us
+            iex-deep                  live         950    315    475     0     0     0      0 A 75% 12.3 us  2.32 us 13.6 us 38.0 us
+            iex-tops                  failed         0      0      0     0     0     4      0 silent B             -       -       -
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+            q quit  h help  s sort  / filter  space freeze   4 of 4 channels, by number
+        "#]],
+    );
+}
+
+#[test]
+fn help_sort_and_filter_are_shown() {
+    let mut top = watching();
+    for key in [Key::Char('s'), Key::Char('r'), Key::Char('/'), Key::Char('i')] {
+        top.key(key);
+    }
+    check(
+        &top,
+        (80, 12),
+        &expect![[r#"
+        mdgw top  gateway 1, epoch 7                             2019-01-30 14:30:06 UTC
+        rates over 1.00 s  kernel drops 0
+        pool main  4 threads  busy 9 %  without leader 0 %  41500 turns/s
+          main-0 leader 12 %            main-1 processing 25 %
+          main-2 parked 0 %             main-3 parked 0 %
+        iex-tops is out of service: a line's socket can't be read
+        name^          state       rate  gaps  lost drops lead               p50     p99
+        nasdaq         live        123k     0     0     0 A 75% 12.3 us  4.64 us 27.2 us
+        iex-tops       failed         0     0     0     4 silent B             -       -
+        iex-deep       live         950     0     0     0 A 75% 12.3 us  2.32 us 13.6 us
+        bx             recovering  8000     2    37     0 A 75% 12.3 us  3.48 us 20.4 us
+        filter: i   enter keeps it, esc ends it
+    "#]],
+    );
+    top.key(Key::Enter);
+    top.key(Key::Char('?'));
+    check(
+        &top,
+        (80, 24),
+        &expect![[r#"
+            mdgw top  gateway 1, epoch 7                             2019-01-30 14:30:06 UTC
+            rates over 1.00 s  kernel drops 0
+            pool main  4 threads  busy 9 %  without leader 0 %  41500 turns/s
+              ┌ keys ────────────────────────────────────────────────────────────────────┐
+              │ q                 quit                                                   │
+            ie│ space             freeze, and go on                                      │
+            na│ s                 sort by the next column, as the last line names it     │99
+            na│ r                 reverse the order                                      │us
+            ie│ /                 channels with this text in name, number or state       │ -
+            ie│ esc               show all channels again                                │us
+            bx│ up, down          scroll by a row                                        │us
+              │ pages, home, end  scroll by ten rows, to the first, to the last          │
+              │ h, ?              this help                                              │
+              │                                                                          │
+              │ rate: messages a second    gaps: declared    lost: messages in them      │
+              │ drops: refused, and should not have come    faults: contradict a book    │
+              │ lead: the line that is ahead most often, how often, and by how much (p50)│
+              │ p50, p99: wire to wire, over the last interval of the latency log        │
+              │ without leader: every thread was processing                              │
+              └──────────────────────────────────────────────────────────────────────────┘
+
+
+
+            q quit  h help  s sort  / filter  space freeze   4 of 4 channels with "i", by na
+        "#]],
+    );
+}
+
+#[test]
+fn what_is_frozen_or_gone_is_said() {
+    let mut top = watching();
+    top.key(Key::Char(' '));
+    top.fail("cannot reach a gateway at x".to_owned());
+    check(
+        &top,
+        (80, 5),
+        &expect![[r#"
+            mdgw top  gateway 1, epoch 7                             2019-01-30 14:30:06 UTC
+            frozen  cannot reach a gateway at x
+            iex-tops is out of service: a line's socket can't be read
+            name           state       rate  gaps  lost drops lead               p50     p99
+            q quit  h help  s sort  / filter  space freeze   4 of 4 channels, by number
+        "#]],
+    );
+    let mut nothing = Top::default();
+    check(
+        &nothing,
+        (80, 3),
+        &expect![[r#"
+            mdgw top
+            waiting
+            q quit  h help  s sort  / filter  space freeze   0 of 0 channels, by number
+        "#]],
+    );
+    nothing.fail("cannot reach a gateway at x".to_owned());
+    check(
+        &nothing,
+        (80, 3),
+        &expect![[r#"
+            mdgw top
+            cannot reach a gateway at x
+            q quit  h help  s sort  / filter  space freeze   0 of 0 channels, by number
+        "#]],
+    );
+}
+
+#[test]
+fn screens_of_any_size_and_any_text_are_drawn() {
+    let mut top = watching();
+    let mut odd = third();
+    odd.clock_ns += 1;
+    odd.source = "\u{1b}[2J\u{202e}日本 <&>\"".repeat(9);
+    odd.channels[0].name = "日本語\u{0}日本語日本語".to_owned();
+    odd.channels[1].messages = u64::MAX;
+    odd.channels[1].stages[0].p99_ns = u64::MAX;
+    odd.pools[0].threads.clear();
+    top.take(odd);
+    top.key(Key::Char('?'));
+    for (columns, rows) in [(1, 1), (0, 0), (3, 2), (20, 5), (80, 1), (400, 200)] {
+        let area = ratatui::layout::Rect::new(0, 0, columns, rows);
+        let mut buffer = ratatui::buffer::Buffer::empty(area);
+        draw(&top, area, &mut buffer);
+        let escape = buffer.content().iter().any(|cell| cell.symbol().contains('\u{1b}'));
+        assert!(!escape, "a name from elsewhere steers no terminal");
+    }
+    assert!(!text(&top).contains('\u{1b}'));
+}
+
+#[test]
+fn text_and_json_say_the_same() {
+    expect![[r#"
+        gateway 1, epoch 7, 2019-01-30 14:30:06 UTC, rates over 1.00 s, 0 datagrams dropped by the kernel
+        pool main: busy 9 %, without leader 0 %, 41500 turns/s
+          main-0           leader       12 %
+          main-1           processing   25 %
+          main-2           parked        0 %
+          main-3           parked        0 %
+        channel              state      messages/s  packets/s   gaps     lost    drops lead                      p50      p99      max
+        nasdaq               live           123456      41000      0        0        0 A 75 % by 12.3 us     4.64 us  27.2 us   360 us
+        bx                   recovering       8000       2658      2       37        0 A 75 % by 12.3 us     3.48 us  20.4 us   270 us
+        iex-deep             live              950        315      0        0        0 A 75 % by 12.3 us     2.32 us  13.6 us   180 us
+        iex-tops             failed              0          0      0        0        4 silent B                                       
+          out of service: a line's socket can't be read
+    "#]].assert_eq(&text(&watching()));
+    let value = json(&watching());
+    assert_eq!(value["channels"][0]["messages_per_s"], 123_456.0);
+    assert_eq!(value["channels"][3]["failed"], "a line's socket can't be read");
+    assert_eq!(value["pools"][0]["threads"][1]["busy"], 0.25);
+    assert!(json(&Top::default()).is_null());
+}
+
+#[test]
+fn a_picture_is_whole_and_holds_the_screens_text() {
+    let svg = svg(&watching(), 80, 12);
+    for expected in ["<svg xmlns=", "nasdaq", "processing", "</svg>"] {
+        assert!(svg.contains(expected), "{expected}");
+    }
+    assert_eq!(svg.matches("<text ").count(), svg.matches("</text>").count());
+    assert!(!svg.contains("href") && !svg.contains("url("));
+}

@@ -1,0 +1,217 @@
+//! A running gateway, and a replay, as somebody sees them who watches.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs::{self, File},
+    io::{Read as _, Write as _},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::mpsc::{Receiver, channel},
+    time::Instant,
+};
+
+use mdgw_tests::{
+    feeds::{self, DESTINATIONS, MIDNIGHT_NS, SESSION},
+    process::{self, Mdgw, PATIENCE, Signal},
+    site::{Site, Wanted, text},
+};
+use serde_json::Value;
+
+/// A gateway that is fed slowly, and its control socket.
+fn running(site: &Site) -> (Mdgw, Mdgw, PathBuf) {
+    let socket = site.path("run/control");
+    let keys = format!("[gateway]\ncontrol_socket = \"{}\"", text(&socket));
+    let config = site.config_text(&Wanted::itch()).replacen("[gateway]", &keys, 1);
+    let config = config.replacen("[latency]", "[latency]\ninterval_ms = 100", 1);
+    let path = site.path("with_control.toml");
+    fs::write(&path, config).unwrap();
+    let gateway = process::start(["run", text(&path), "--date", "2019-01-30"]);
+    gateway.says("gateway runs");
+    while !socket.exists() {
+        std::thread::yield_now();
+    }
+    let [a, b] = site.lines.map(|line| line.to_string());
+    // Far longer than anybody watches.
+    let day = ["--messages", "5000000", "--rate", "200"];
+    let sim = process::start(["sim", "--line", &a, "--line", &b, "--interface", "lo"].into_iter().chain(day));
+    (gateway, sim, socket)
+}
+
+/// Looks until it sees what is waited for.
+fn once(socket: &Path, is_wanted: impl Fn(&Value) -> bool) -> Value {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let looked = process::run(["top", "--once", "--json", "--interval", "200ms", "--socket", text(socket)]);
+        let value = looked.with_code(0).json();
+        if is_wanted(&value) {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "never seen: {value}");
+    }
+}
+
+#[test]
+fn a_running_gateway_shows_its_threads_channels_lines_and_latencies() {
+    let site = Site::new();
+    let (gateway, _sim, socket) = running(&site);
+    let is_busy = |value: &Value| {
+        let channel = &value["channels"][0];
+        let is_led = channel["lines"].as_array().unwrap().iter().any(|line| line["lead_count"].as_u64() > Some(0));
+        let has_latency = channel["stages"].as_array().unwrap().iter().any(|stage| stage["stage"] == "wire_to_wire");
+        channel["messages_per_s"].as_f64() > Some(0.0) && is_led && has_latency
+    };
+    let value = once(&socket, is_busy);
+    assert_eq!(value["source"], "gateway 0, epoch 1");
+    let threads = value["pools"][0]["threads"].as_array().unwrap();
+    let names: Vec<_> = threads.iter().map(|thread| thread["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["main-0", "main-1"]);
+    let known = ["leader", "spinning", "parked", "processing"];
+    assert!(threads.iter().all(|thread| known.contains(&thread["role"].as_str().unwrap())), "{threads:?}");
+    let channel = &value["channels"][0];
+    assert_eq!((&channel["name"], &channel["pool"], &channel["id"]), (&"one".into(), &"main".into(), &1.into()));
+    assert!(channel["datagrams"].as_u64() > Some(0) && channel["packets_sent"].as_u64() > Some(0), "{channel}");
+
+    // Nobody sees colours or a screen behind a pipe.
+    let table = process::run(["top", "--interval", "10ms", "--socket", text(&socket)]).with_code(0).stdout;
+    assert!(table.contains("main-1") && table.contains("one") && !table.contains('\u{1b}'), "{table}");
+    let svg = site.path("top.svg");
+    let _ = process::run(["top", "--interval", "10ms", "--socket", text(&socket), "--svg", text(&svg)]).with_code(0);
+    assert!(fs::read_to_string(svg).unwrap().ends_with("</svg>\n"));
+
+    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    let gone = process::run(["top", "--socket", text(&socket)]).with_code(2);
+    assert!(gone.stderr.contains("cannot reach a gateway at"), "{}", gone.stderr);
+}
+
+#[test]
+fn a_terminal_is_left_as_it_was_found() {
+    let site = Site::new();
+    let (gateway, sim, socket) = running(&site);
+    for ending in [Ending::Key(b'q'), Ending::Key(3), Ending::Signal("TERM"), Ending::Signal("INT")] {
+        let mut terminal = Terminal::with_top(&socket);
+        terminal.shows("space freeze");
+        terminal.shows("main-1");
+        let (code, settings) = terminal.end(&ending);
+        assert_eq!(code, "0", "{ending:?}");
+        // Not raw any more: keys come by lines, with echo.
+        assert!(settings.contains(" icanon") && settings.contains(" echo "), "{ending:?}: {settings}");
+    }
+    // While somebody watches, the gateway goes: it is said, and the view stays.
+    let mut terminal = Terminal::with_top(&socket);
+    terminal.shows("main-1");
+    drop(sim);
+    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+    terminal.shows("cannot");
+    assert_eq!(terminal.end(&Ending::Key(b'q')).0, "0");
+}
+
+#[test]
+fn a_replay_is_watched_over_its_socket() {
+    let site = Site::new();
+    let (day, pipe, socket) = (site.path("day.pcap"), site.path("pipe"), site.path("control"));
+    let packets = feeds::itch_packets(feeds::itch_day(120_000, 3), SESSION, MIDNIGHT_NS);
+    feeds::write_capture(&day, DESTINATIONS[0], &packets);
+    let whole = fs::read(day).unwrap();
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let of_feed = ["--feed", "nasdaq-itch-5.0", "--control", text(&socket)];
+    let replay = process::start(["replay", "--offline", text(&pipe)].iter().chain(&of_feed));
+    let mut pipe = File::options().write(true).open(&pipe).unwrap();
+    // All but the end, so that the replay waits for more while it is looked at.
+    let (most, rest) = whole.split_at(whole.len() - 1_000);
+    pipe.write_all(most).unwrap();
+    while !socket.exists() {
+        std::thread::yield_now();
+    }
+    let value = once(&socket, |value| value["channels"][0]["messages"].as_u64() > Some(0));
+    assert_eq!(value["source"], "replay");
+    assert_eq!(value["channels"][0]["name"], "0 nasdaq-itch-5.0");
+    let refused = process::run(["ha", "status", "--socket", text(&socket)]).with_code(1);
+    assert!(refused.stderr.contains("this is a replay"), "{}", refused.stderr);
+    pipe.write_all(rest).unwrap();
+    drop(pipe);
+    let _ = replay.end().with_code(0);
+    assert!(!socket.exists());
+}
+
+#[derive(Debug)]
+enum Ending {
+    Key(u8),
+    Signal(&'static str),
+}
+
+/// `mdgw top` on a terminal of its own, which `script` makes, under a shell that tells how the terminal was left.
+struct Terminal {
+    keys: ChildStdin,
+    child: Child,
+    output: Receiver<Vec<u8>>,
+    seen: Vec<u8>,
+}
+
+/// Back from the alternate screen.
+const LEAVE_SCREEN: &str = "\u{1b}[?1049l";
+
+impl Terminal {
+    fn with_top(socket: &Path) -> Self {
+        let top = format!("exec {} top --interval 50ms --socket {}", process::program().display(), text(socket));
+        let shell = format!("stty rows 24 cols 80; sh -c 'echo pid=$$.; {top}'; echo code=$?.; stty -a; echo over.");
+        let mut command = Command::new("script");
+        command.args(["--quiet", "--flush", "--command", &shell, "/dev/null"]);
+        command.env("SHELL", "/bin/sh").env("TERM", "xterm").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("script (util-linux) is installed");
+        let (keys, mut reader) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let (told, output) = channel();
+        // Ends with the terminal.
+        std::thread::spawn(move || {
+            let mut buffer = vec![0; 65_536];
+            while let Ok(count) = reader.read(&mut buffer) {
+                if count == 0 || told.send(buffer[..count].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { keys, child, output, seen: Vec::new() }
+    }
+
+    /// Waits until this has been written.
+    fn shows(&mut self, text: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.seen.windows(text.len()).any(|window| window == text.as_bytes()) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Ok(more) = self.output.recv_timeout(left) else {
+                panic!("never showed {text:?}, but {}", String::from_utf8_lossy(&self.seen))
+            };
+            self.seen.extend(more);
+        }
+    }
+
+    /// What stands between `before` and the next full stop.
+    fn told(&mut self, before: &str) -> String {
+        self.shows(before);
+        let text = String::from_utf8_lossy(&self.seen).into_owned();
+        let (_, after) = text.split_once(before).unwrap();
+        after.split_once('.').map_or_else(String::new, |(value, _)| value.to_owned())
+    }
+
+    /// Ends it; its exit code, and the terminal's settings after it.
+    fn end(&mut self, ending: &Ending) -> (String, String) {
+        match ending {
+            Ending::Key(key) => self.keys.write_all(&[*key]).unwrap(),
+            Ending::Signal(name) => {
+                let pid = self.told("pid=");
+                let sent = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status();
+                assert!(sent.unwrap().success());
+            }
+        }
+        self.shows("over.");
+        self.shows(LEAVE_SCREEN);
+        let text = String::from_utf8_lossy(&self.seen).into_owned();
+        (self.told("code="), text.rsplit_once("code=").unwrap().1.to_owned())
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
