@@ -296,10 +296,10 @@ fn time_ticks(begin: UnixNs, span_ns: u64) -> Vec<(f64, String)> {
     // Whole days, where there are so many.
     let step_ns = fits.map_or((span_ns / NS_PER_DAY / 7 + 1) * NS_PER_DAY, |step| step * NS_PER_SECOND);
     let text = |time| if fits.is_some() { TimeOfDay(time).to_string() } else { TradingDate::in_utc(time).to_string() };
-    let first = begin.0.div_ceil(step_ns) * step_ns;
-    let times = (0..8).map(|index| first + index * step_ns);
+    let first = begin.0.div_ceil(step_ns).saturating_mul(step_ns);
+    let times = (0..8).map(|index| first.saturating_add(index * step_ns));
     times
-        .take_while(|time| *time <= begin.0 + span_ns)
+        .take_while(|time| *time <= begin.0.saturating_add(span_ns))
         .map(|time| ((time - begin.0) as f64, text(UnixNs(time))))
         .collect()
 }
