@@ -155,6 +155,9 @@ fn only_configured_networks_are_answered_and_a_reload_lets_others_in() {
     // One thread answers in order: whatever the stranger would get has been sent.
     assert!(!stranger.is_answered_within(Duration::from_millis(1)), "the stranger is not");
 
+    let late = site.tail(&["--exit-idle-s", "3"]).end();
+    assert!(late.stderr.contains("channel 1: no retransmission service answered"), "{}", late.stderr);
+
     let path = site.config(&Wanted { allowed: "127.0.0.0/8", ..wanted });
     assert!(path.is_file());
     gateway.signal(Signal::HangUp);

@@ -113,6 +113,15 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         }
     }
     subscriber.finish(&mut |output| tail.take(&output));
+    for channel in subscriber.receiver().channels() {
+        if channel.statistics().starts_unanswered > 0 {
+            let id = channel.id().0;
+            warn(&format!(
+                "channel {id}: no retransmission service answered, so it begins where it was heard first, without definitions \
+                 (does [retransmission] of the gateway allow this host?)"
+            ));
+        }
+    }
     tail.finish()
 }
 
@@ -133,6 +142,8 @@ struct Tail {
     schemas: Option<SchemaSet>,
     date: Option<TradingDate>,
     writer: Option<DbnFileWriter>,
+    /// Of the file.
+    dataset: Option<&'static str>,
     is_json: bool,
     /// What instruments are called, by channel and number.
     symbols: BTreeMap<(ChannelId, u32), String>,
@@ -166,6 +177,7 @@ impl Tail {
             schemas,
             date: args.date,
             writer,
+            dataset: None,
             is_json: args.json,
             symbols: BTreeMap::new(),
             items: 0,
@@ -194,7 +206,14 @@ impl Tail {
             Item::Session => {
                 self.set_under_way(output.channel, true);
                 if let Some(writer) = &mut self.writer {
-                    writer.set_dataset(output.session.feed.dataset());
+                    let dataset = output.session.feed.dataset();
+                    if *self.dataset.get_or_insert(dataset) != dataset {
+                        bail!(
+                            "channel {} is of {dataset}, and a DBN file holds one dataset: choose with --channel",
+                            output.channel.0
+                        );
+                    }
+                    writer.set_dataset(dataset);
                 }
                 self.note(&format!("channel {}: session {}", output.channel.0, output.session))
             }
@@ -333,5 +352,38 @@ fn sequence(output: &Output<'_>) -> Sequence {
             Sequence(header.sequence.get())
         }
         _ => Sequence(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+    use mdgw_feeds::identity::{Feed, Session};
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Only {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn a_file_holds_one_dataset_and_a_table_any() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("out.dbn");
+        for (more, is_refused) in [(vec!["-o", out.to_str().unwrap()], true), (vec![], false)] {
+            let line = ["tail", "--line", "239.1.1.1:5000"];
+            let mut tail = Tail::new(&Only::parse_from(line.into_iter().chain(more)).args).unwrap();
+            for (channel, feed) in [(1, Feed::NasdaqItch), (2, Feed::NasdaqItch), (3, Feed::IexTops)] {
+                let date = TradingDate::from_yyyymmdd(20_190_130).unwrap();
+                let session = Session { feed, date, restart: 0 };
+                assert!(tail.failure.is_none());
+                tail.take(&Output { channel: ChannelId(channel), session, item: Item::Session });
+            }
+            let told = tail.check().map_err(|error| error.to_string());
+            assert_eq!(told.is_err(), is_refused, "{told:?}");
+            assert!(told.err().is_none_or(|text| text.contains("channel 3 is of IEXG.TOPS")));
+        }
     }
 }

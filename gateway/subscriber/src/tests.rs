@@ -34,7 +34,8 @@ fn packet(flags: PacketFlags, (first, next): (u64, u64), body: &[u8]) -> Vec<u8>
 /// A packet with one message of one record.
 fn message(flags: PacketFlags, sequence: u64) -> Vec<u8> {
     let mut record = [0_u8; 56];
-    record[0] = 14;
+    // An mbo record: 14 words.
+    (record[0], record[1]) = (14, 0xa0);
     let header = FrameHeader {
         sequence: U64::new(sequence),
         ts_recv: U64::new(1_000 + sequence),
