@@ -4,6 +4,7 @@
 pub mod channels;
 pub mod counters;
 pub mod disclosure;
+pub mod exchange;
 pub mod interval_log;
 pub mod latency_thread;
 pub mod recent;

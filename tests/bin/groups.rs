@@ -125,7 +125,7 @@ fn kill(cluster: &mut Cluster, audience: &Audience, node: u8, stalls: &StallWatc
     let begun = Instant::now();
     std::thread::sleep(PERIOD);
     let (killed, killed_ns) = (Instant::now(), unix_now().0);
-    cluster.kill(node);
+    cluster.gateways.kill(node);
     let others: Vec<u8> = (1..=GATEWAYS).filter(|other| *other != node).collect();
     let without = cluster.wait_until_spread(&others);
     // What follows is as long as what was before.

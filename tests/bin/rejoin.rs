@@ -49,7 +49,7 @@ fn run(args: &[String]) -> Result<String, String> {
         format!("orders_max = {room}\nlevels_max = 1000000\ninstruments_max = 8001\ngap_timeout_us = 2000\n");
     (wanted.segment_bytes, wanted.retention_bytes) = (64 << 20, 8 << 30);
     let mut pair = ElectedPair::new(wanted);
-    let day_file = pair.sites[0].path("S013019-v50.txt.itch");
+    let day_file = pair.gateways.site(1).path("S013019-v50.txt.itch");
     // Trials take some seconds each, in which a packet brings about a dozen messages.
     let after = u64::from(trials) * 15 * u64::from(packets) * 12;
     let (filled_at, messages) = write_day(&day_file, orders, after)?;
@@ -58,11 +58,11 @@ fn run(args: &[String]) -> Result<String, String> {
     pair.start(2);
     let leader = pair.leader();
     pair.wait_until_stands(3 - leader);
-    let first = &pair.sites[0];
+    let first = pair.gateways.site(1);
     let (requests, rate) = (first.requests.to_string(), packets.to_string());
     let feed = ["--capture", text(&day_file), "--rate", &rate, "--request-server", &requests, "--linger-s", "600"];
     let feed = first.sim(&feed);
-    let mut log = LeadersLog::open(&pair.sites[usize::from(leader) - 1])?;
+    let mut log = LeadersLog::open(pair.gateways.site(leader))?;
     while log.reach() < filled_at {
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -70,9 +70,9 @@ fn run(args: &[String]) -> Result<String, String> {
     report.push_str("trial   at message   it runs   level within a second   it stands   (ms)\n");
     for trial in 1..=trials {
         let back = 3 - leader;
-        pair.kill(back);
+        pair.gateways.kill(back);
         for name in ["log", "state.json", "latency"] {
-            let path = pair.sites[usize::from(back) - 1].path(name);
+            let path = pair.gateways.site(back).path(name);
             let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             removed.map_err(|error| format!("remove {}: {error}", path.display()))?;
         }

@@ -25,7 +25,7 @@ fn moved_alone(groups: &BTreeSet<u16>, before: &Leaders, after: &Leaders) -> boo
 fn kill_and_start(cluster: &mut Cluster, audience: &Audience) -> (Leaders, bool) {
     let spread = cluster.wait_until_spread(&[1, 2, 3]);
     audience.wait_for_more(200);
-    cluster.kill(3);
+    cluster.gateways.kill(3);
     let without = cluster.wait_until_spread(&[1, 2]);
     audience.wait_for_more(200);
     cluster.start(3);
@@ -61,7 +61,7 @@ fn a_dead_gateways_groups_move_the_others_stay_and_it_gets_its_share_back() {
     let leaders = leaders.expect("a machine that leaves gateways fit for some seconds");
     for (group, (_, epoch)) in leaders.iter().filter(|(_, (leader, _))| *leader == 3) {
         wait_until("it is on record that the group was handed over", || {
-            let history = cluster.ask(3, &["history", "--count", "1000", "--json"]).with_code(0).json();
+            let history = cluster.gateways.ask(3, &["history", "--count", "1000", "--json"]).with_code(0).json();
             history["entries"].as_array().unwrap().iter().any(|entry| {
                 let is_it = entry["event"] == "took_over" && entry["group"] == *group && entry["epoch_count"] == *epoch;
                 is_it && entry["cause"] == "handed over"
@@ -75,7 +75,7 @@ fn a_dead_gateways_groups_move_the_others_stay_and_it_gets_its_share_back() {
     assert!(faults.is_empty(), "{faults:?}\n{}", verified.stdout);
     let _kept = verified.with_code(0);
     (1..=GATEWAYS).for_each(|node| {
-        let _said = cluster.end(node);
+        let _said = cluster.gateways.end(node);
     });
 }
 

@@ -29,13 +29,13 @@ impl World {
         for node in started {
             pair.start(*node);
         }
-        let first = &pair.sites[0];
+        let first = pair.gateways.site(1);
         let mut apart = Site::numbered(3);
         (apart.lines, apart.requests) = (first.lines, first.requests);
         let oracle = Member::start_with(apart, &Wanted::itch(), Beginning::OwnLog);
         let _leader = pair.leader();
         let joined = u32::try_from(started.len()).unwrap() + 1;
-        let consumer = Consumer::open(&pair.sites[0], joined);
+        let consumer = Consumer::open(pair.gateways.site(1), joined);
         let requests = first.requests.to_string();
         let feed = ["--messages", MESSAGES, "--rate", rate, "--request-server", &requests, "--linger-s", "120"];
         // No answer of the server has to come in time on a crowded machine.
@@ -68,7 +68,7 @@ fn a_killed_gateway_comes_back_is_level_first_and_takes_over_again() {
     let mut world = World::new(&[1, 2], "500");
     world.pair.wait_until_stands(2);
     world.take(3_000);
-    world.pair.kill(1);
+    world.pair.gateways.kill(1);
     world.pair.wait_until_leads(2);
     let told = world.told();
     world.take(told + 3_000);
@@ -82,13 +82,13 @@ fn a_killed_gateway_comes_back_is_level_first_and_takes_over_again() {
     assert_eq!((&joining["standing"], &joining["channels_missing"]), (&"stands".into(), &0.into()));
     assert_eq!(status["details"]["fitness"], "fit");
 
-    world.pair.kill(2);
+    world.pair.gateways.kill(2);
     world.pair.wait_until_leads(1);
     let (pair, consumer, expected) = world.end();
     assert_eq!(consumer.check(&expected), Ok(()));
     // Its own log has the whole day: also what came before it was there.
     assert!(
-        messages_of(&log_entries(&pair.sites[0])) == expected,
+        messages_of(&log_entries(pair.gateways.site(1))) == expected,
         "the books of the one that came back lack something"
     );
 }
@@ -98,14 +98,14 @@ fn both_killed_and_restarted_they_go_on_and_say_where_they_are_in_doubt() {
     let mut world = World::new(&[1, 2], "500");
     world.pair.wait_until_stands(2);
     world.take(3_000);
-    world.pair.kill(1);
-    world.pair.kill(2);
+    world.pair.gateways.kill(1);
+    world.pair.gateways.kill(2);
     world.pair.start(2);
     world.pair.start(1);
     let leader = world.pair.leader();
     world.pair.wait_until_stands(3 - leader);
     let (pair, consumer, expected) = world.end();
-    for site in &pair.sites {
+    for site in pair.gateways.sites() {
         // Each had a peer that had begun anew, and could have given it nothing of the session.
         let logged = messages_of(&log_entries(site));
         assert!(logged.first_key_value() == expected.first_key_value(), "a log was given away");
@@ -136,6 +136,6 @@ fn a_gateway_that_starts_alone_leads() {
     world.pair.wait_until_leads(1);
     let (mut pair, consumer, expected) = world.end();
     assert_eq!(consumer.check(&expected), Ok(()));
-    let said = pair.end(1);
+    let said = pair.gateways.end(1);
     assert!(said.contains("leads"), "{said}");
 }

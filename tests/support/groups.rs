@@ -4,9 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
-    fs,
     net::{Ipv4Addr, SocketAddrV4},
-    os::unix::fs::PermissionsExt as _,
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
@@ -19,14 +17,14 @@ use std::{
 use mdgw_feeds::identity::{ChannelId, GroupId, Session};
 use mdgw_publog::Reader;
 use mdgw_subscriber::{LineAddress, Subscriber, SubscriberConfig};
-use serde_json::Value;
 
 use crate::{
     captures::say,
     failover::Timing,
+    gateways::Gateways,
     pair::{LogEntry, Told, check, entries_of, messages_of, wait_until},
-    process::{self, Ended, Mdgw, PATIENCE, Signal},
-    site::{Site, text, wait_until_joined},
+    process::{self, Ended, Mdgw, PATIENCE},
+    site::{Site, text, wait_until_joined, write_key},
     tap::Tap,
 };
 
@@ -41,8 +39,8 @@ pub type Leaders = BTreeMap<u16, (u8, u64)>;
 /// The gateways. All are killed when it is dropped.
 #[derive(Debug)]
 pub struct Cluster {
-    sites: Vec<Site>,
-    running: Vec<Option<Mdgw>>,
+    /// The gateways: nodes 1 to [`GATEWAYS`].
+    pub gateways: Gateways,
     /// Three sites' lines: one for each channel.
     lines: Vec<SocketAddrV4>,
     _lines: Vec<Site>,
@@ -71,12 +69,10 @@ impl Cluster {
             }
         };
         let key = first.path("key");
-        fs::write(&key, "5a".repeat(32)).expect("the key can be written");
-        fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("the key is one's own");
+        write_key(&key);
         let of_lines: Vec<_> = (0..GROUPS.div_ceil(2)).map(|_| Site::new()).collect();
         Self {
-            sites: [first].into_iter().chain(others).collect(),
-            running: (0..GATEWAYS).map(|_| None).collect(),
+            gateways: Gateways::new([first].into_iter().chain(others).collect()),
             lines: of_lines.iter().flat_map(|site| site.lines).collect(),
             _lines: of_lines,
             backend,
@@ -87,66 +83,26 @@ impl Cluster {
     /// Where everything is published.
     #[must_use]
     pub fn output(&self) -> SocketAddrV4 {
-        self.sites[0].output
+        self.gateways.site(1).output
     }
 
     /// A file of the first gateway's.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
-        self.sites[0].path(name)
+        self.gateways.site(1).path(name)
     }
 
     /// Starts a gateway; it runs when this returns.
-    ///
-    /// # Panics
-    /// When its configuration can't be written, or it doesn't start.
     pub fn start(&mut self, node: u8) {
-        let path = self.site(node).path("gateway.toml");
-        fs::write(&path, self.config_text(node)).expect("the configuration can be written");
-        let gateway = process::start(["run", text(&path), "--date", "2019-01-30", "--ts-recv", "none"]);
-        gateway.says("gateway runs");
-        self.running[index(node)] = Some(gateway);
-        wait_until("its control socket is there", || self.status(node).is_some());
-    }
-
-    /// Kills it as a crash does.
-    ///
-    /// # Panics
-    /// When it doesn't run.
-    pub fn kill(&mut self, node: u8) {
-        let gateway = self.running[index(node)].take().expect("a gateway that is killed runs");
-        let _ended = gateway.end_by(Signal::Kill);
-    }
-
-    /// Ends it in order; what it said.
-    ///
-    /// # Panics
-    /// When it doesn't run, or ends with an error.
-    pub fn end(&mut self, node: u8) -> String {
-        let gateway = self.running[index(node)].take().expect("a gateway that is ended runs");
-        gateway.end_by(Signal::Terminate).with_code(0).stderr
-    }
-
-    /// `mdgw ha` with these arguments, of that gateway.
-    #[must_use]
-    pub fn ask(&self, node: u8, question: &[&str]) -> Ended {
-        let socket = self.site(node).path("control");
-        process::run(["ha"].iter().chain(question).copied().chain(["--socket", text(&socket)]))
-    }
-
-    /// What it says of its groups; `None` when it doesn't answer.
-    #[must_use]
-    pub fn status(&self, node: u8) -> Option<Value> {
-        let ended = self.ask(node, &["status", "--json"]);
-        (ended.code == Some(0)).then(|| ended.json()["groups"].clone())
+        self.gateways.start(node, &self.config_text(node));
     }
 
     /// Who leads each group by its own word, if each group has one leader among those that run.
     #[must_use]
     pub fn leaders(&self) -> Option<Leaders> {
         let mut leaders = Leaders::new();
-        for node in (1..=GATEWAYS).filter(|node| self.running[index(*node)].is_some()) {
-            for group in self.status(node)?.as_array()? {
+        for node in (1..=GATEWAYS).filter(|node| self.gateways.running(*node).is_some()) {
+            for group in self.gateways.status(node)?.as_array()? {
                 if group["has_leadership"] == true {
                     let number = u16::try_from(group["group"].as_u64()?).ok()?;
                     leaders.insert(number, (node, group["epoch"]["count"].as_u64()?));
@@ -159,7 +115,7 @@ impl Cluster {
     /// How often those of them that run have said that they are less fit to lead.
     #[must_use]
     pub fn doubts(&self, nodes: &[u8]) -> usize {
-        let running = nodes.iter().filter_map(|node| self.running[index(*node)].as_ref());
+        let running = nodes.iter().filter_map(|node| self.gateways.running(*node));
         running.map(|gateway| gateway.said().matches("less fit to lead").count()).sum()
     }
 
@@ -192,15 +148,13 @@ impl Cluster {
     }
 
     fn log(&self, node: u8, group: u16) -> Vec<LogEntry> {
-        Reader::open(self.site(node).path("log").join(group.to_string()), group).map(entries_of).unwrap_or_default()
-    }
-
-    fn site(&self, node: u8) -> &Site {
-        &self.sites[index(node)]
+        Reader::open(self.gateways.site(node).path("log").join(group.to_string()), group)
+            .map(entries_of)
+            .unwrap_or_default()
     }
 
     fn config_text(&self, node: u8) -> String {
-        let site = self.site(node);
+        let site = self.gateways.site(node);
         let (log, state, socket, audit) =
             (site.path("log"), site.path("state"), site.path("control"), site.path("audit"));
         let mut config = format!(
@@ -241,7 +195,7 @@ impl Cluster {
             text(&self.path("key")),
         );
         for peer in (1..=GATEWAYS).filter(|peer| *peer != node) {
-            let link = self.site(peer).requests;
+            let link = self.gateways.site(peer).requests;
             let _ = write!(config, "\n[[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\nlink = \"{link}\"\n");
         }
         config
@@ -251,15 +205,11 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            for gateway in self.running.iter().flatten() {
+            for gateway in (1..=GATEWAYS).filter_map(|node| self.gateways.running(node)) {
                 say(&gateway.said());
             }
         }
     }
-}
-
-fn index(node: u8) -> usize {
-    usize::from(node) - 1
 }
 
 /// A consumer of each group, and a capture of all.
@@ -280,7 +230,7 @@ impl Audience {
     pub fn start(cluster: &Cluster, gateways: u32) -> Self {
         let capture = cluster.path("published.pcap");
         let tap = Tap::start(cluster.output(), &capture);
-        let service = cluster.sites[0].retransmission;
+        let service = cluster.gateways.site(1).retransmission;
         let consumers: BTreeMap<_, _> =
             (1..=GROUPS).map(|group| (group, Consumer::start(cluster.output(), service, group))).collect();
         wait_until_joined(cluster.output(), gateways + 1 + u32::from(GROUPS));

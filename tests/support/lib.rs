@@ -7,6 +7,7 @@ pub mod day;
 pub mod elected;
 pub mod failover;
 pub mod feeds;
+pub mod gateways;
 pub mod groups;
 pub mod json;
 pub mod mounted;

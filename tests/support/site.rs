@@ -4,6 +4,7 @@ use std::{
     fmt::Write as _,
     fs,
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -227,6 +228,15 @@ impl Default for Site {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// Writes a key for the links of gateways, with the rights that it must have.
+///
+/// # Panics
+/// When it can't be written.
+pub fn write_key(path: &Path) {
+    fs::write(path, "5a".repeat(32)).expect("the key can be written");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("the key is one's own");
 }
 
 /// A path as an argument.

@@ -12,7 +12,6 @@ pub mod trials;
 use std::{
     fs,
     net::{Ipv4Addr, SocketAddrV4},
-    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     thread::JoinHandle,
 };
@@ -40,7 +39,7 @@ use crate::{
     namespaces::{Host, INTERFACE, Switch},
     pair::{CHANNEL, GROUP, wait_until},
     process::{self, Mdgw, Signal},
-    site::text,
+    site::{text, write_key},
     stores::{Ensemble, Store},
 };
 
@@ -80,8 +79,7 @@ impl World {
         let folder = tempfile::tempdir().expect("a temporary directory");
         let fast = tempfile::tempdir_in(&plan.fast).expect("a temporary directory in memory");
         let key = folder.path().join("key");
-        fs::write(&key, "5a".repeat(32)).expect("the key can be written");
-        fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("the key is one's own");
+        write_key(&key);
         let gateways = [1, 2].map(|node| switch.host(&format!("gateway{node}"), address(node)));
         let venue = switch.host("venue", address(VENUE));
         let mut receivers = Vec::new();

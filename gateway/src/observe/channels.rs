@@ -2,16 +2,12 @@
 //!
 //! The holder of a channel's claim keeps these figures itself. Once an interval a cold thread offers a set of empty
 //! histograms; after its next batch or deadline the holder changes them for its own, writes its counts beside them and
-//! gives the set back. As with [`stages`](super::stages): nobody waits and nothing is allocated.
+//! gives the set back ([`exchange`](super::exchange)).
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
-
-use crossbeam_queue::ArrayQueue;
 use hdrhistogram::Histogram;
 use mdgw_feeds::{arbiter::lead_histogram, channel::Channel, drop_reason::DropReason, identity::Line, time::MonoNs};
+
+use super::exchange::{Collector, Giver, exchange};
 
 /// Counts of a channel since its gateway began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -123,27 +119,9 @@ impl ChannelSet {
 /// Both ends of one channel's hand-over, for its `lines`.
 #[must_use]
 pub fn channel_exchange(lines: &[Line]) -> (ChannelRecorder, ChannelCollector) {
-    let exchange = Arc::new(Exchange {
-        offered: AtomicBool::new(false),
-        empty: ArrayQueue::new(1),
-        full: ArrayQueue::new(1),
-        last: ArrayQueue::new(1),
-    });
-    let set = || Some(Box::new(ChannelSet::new(lines)));
-    let recorder = ChannelRecorder { since: None, last: set(), exchange: Arc::clone(&exchange) };
-    (recorder, ChannelCollector { exchange, spare: set() })
-}
-
-#[derive(Debug)]
-struct Exchange {
-    /// An empty set is ready to be taken. Written by both ends, read by the hot one after each batch.
-    offered: AtomicBool,
-    /// Cold to hot.
-    empty: ArrayQueue<Box<ChannelSet>>,
-    /// Hot to cold.
-    full: ArrayQueue<Box<ChannelSet>>,
-    /// Hot to cold, once, when the channel ends.
-    last: ArrayQueue<Box<ChannelSet>>,
+    let set = || Box::new(ChannelSet::new(lines));
+    let (giver, collector) = exchange(set(), ChannelSet::clear);
+    (ChannelRecorder { since: None, last: Some(set()), giver }, collector)
 }
 
 /// The hot end: with the channel, in the hands of its holder.
@@ -152,7 +130,7 @@ pub struct ChannelRecorder {
     since: Option<MonoNs>,
     /// For [`Self::finish`].
     last: Option<Box<ChannelSet>>,
-    exchange: Arc<Exchange>,
+    giver: Giver<ChannelSet>,
 }
 
 impl ChannelRecorder {
@@ -160,8 +138,7 @@ impl ChannelRecorder {
     /// reached the channel.
     #[inline]
     pub fn at_border(&mut self, now: MonoNs, channel: &mut Channel, socket_drops: u64) {
-        // Acquire pairs with the Release in `collect`: the push of the empty set is complete.
-        if self.exchange.offered.load(Ordering::Acquire) {
+        if self.giver.is_asked() {
             self.hand_over(now, channel, socket_drops);
         } else if self.since.is_none() {
             self.since = Some(now);
@@ -170,57 +147,24 @@ impl ChannelRecorder {
 
     #[cold]
     fn hand_over(&mut self, now: MonoNs, channel: &mut Channel, socket_drops: u64) {
-        let Some(mut set) = self.exchange.empty.pop() else { return };
-        // Only this end lowers the flag and only the other raises it, after it has seen the full set.
-        self.exchange.offered.store(false, Ordering::Relaxed);
+        let Some(mut set) = self.giver.take_empty() else { return };
         set.fill(channel, socket_drops, self.since.replace(now), now);
-        let returned = self.exchange.full.push(set);
-        debug_assert!(returned.is_ok(), "one set goes back and forth");
+        self.giver.give(set);
     }
 
     /// The channel has ended: hands over what it still has.
     pub fn finish(&mut self, now: MonoNs, channel: &mut Channel, socket_drops: u64) {
         if let Some(mut set) = self.last.take() {
             set.fill(channel, socket_drops, self.since.take(), now);
-            let handed_over = self.exchange.last.push(set);
-            debug_assert!(handed_over.is_ok(), "a channel ends once");
+            self.giver.give_last(set);
         }
     }
 }
 
-/// The cold end.
-#[derive(Debug)]
-pub struct ChannelCollector {
-    exchange: Arc<Exchange>,
-    spare: Option<Box<ChannelSet>>,
-}
+/// The cold end. A channel without a batch or a deadline since the last time keeps its figures.
+pub type ChannelCollector = Collector<ChannelSet>;
 
 impl ChannelCollector {
-    /// Shows `see` the set that the channel has given back since the last call, if it has, and offers it an empty one.
-    /// A channel without a batch or a deadline in the meantime keeps its figures: its interval is longer then.
-    pub fn collect(&mut self, mut see: impl FnMut(&ChannelSet)) {
-        if let Some(mut full) = self.exchange.full.pop() {
-            see(&full);
-            full.clear();
-            self.spare = Some(full);
-        }
-        if let Some(empty) = self.spare.take() {
-            let offered = self.exchange.empty.push(empty);
-            debug_assert!(offered.is_ok(), "one set goes back and forth");
-            // Release pairs with the Acquire in `at_border`.
-            self.exchange.offered.store(true, Ordering::Release);
-        }
-    }
-
-    /// After the channel has [finished](ChannelRecorder::finish): what is still under way, the older first.
-    pub fn finish(self, mut see: impl FnMut(&ChannelSet)) {
-        for queue in [&self.exchange.full, &self.exchange.last] {
-            if let Some(set) = queue.pop() {
-                see(&set);
-            }
-        }
-    }
-
     /// Bytes of both sets of a channel with so many lines.
     #[must_use]
     pub fn memory_bytes(line_count: usize) -> usize {

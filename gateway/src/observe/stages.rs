@@ -17,22 +17,15 @@
 //! | `publish` | packet that published something | that | the send call that carried it returned |
 //! | `wire_to_wire` | packet that published something | its receive stamp | that return |
 //!
-//! **Hand-over.** A thread records into a [`StageSet`] of its own. Once an interval a cold thread offers it an empty
-//! one; at the next batch border the thread takes it and gives the full one back. Two sets exist per thread, so there
-//! is always room, nothing is allocated and nobody waits: the flag is raised only after the offer is complete, and the
-//! offer is made only after the last full set was taken out.
+//! **Hand-over.** A thread records into a [`StageSet`] of its own, and changes it for an empty one at a batch border when a cold
+//! thread asks for it ([`exchange`](super::exchange)).
 //!
 //! A stage that comes out negative (two clock domains, a step of the clock) is counted, not recorded.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
-
-use crossbeam_queue::ArrayQueue;
 use hdrhistogram::Histogram;
 use mdgw_feeds::time::{MonoNs, UnixNs};
 
+use super::exchange::{Collector, Giver, exchange};
 use crate::net::handle_set::ChannelIndex;
 
 /// A part of the way from the wire to the wire.
@@ -213,33 +206,15 @@ impl Cell {
 #[must_use]
 pub fn stage_exchange(channel_count: usize, significant_digits: u8) -> (StageRecorder, StageCollector) {
     let set = || Box::new(StageSet::new(channel_count, significant_digits));
-    let exchange = Arc::new(Exchange {
-        offered: AtomicBool::new(false),
-        empty: ArrayQueue::new(1),
-        full: ArrayQueue::new(1),
-        last: ArrayQueue::new(1),
-    });
-    let recorder = StageRecorder { set: set(), exchange: Arc::clone(&exchange) };
-    (recorder, StageCollector { exchange, spare: Some(set()) })
-}
-
-#[derive(Debug)]
-struct Exchange {
-    /// An empty set is ready to be taken. Written by both ends, read by the hot one at each batch border.
-    offered: AtomicBool,
-    /// Cold to hot.
-    empty: ArrayQueue<Box<StageSet>>,
-    /// Hot to cold.
-    full: ArrayQueue<Box<StageSet>>,
-    /// Hot to cold, once, when the thread ends.
-    last: ArrayQueue<Box<StageSet>>,
+    let (giver, collector) = exchange(set(), StageSet::clear);
+    (StageRecorder { set: set(), giver }, collector)
 }
 
 /// The hot end: where one thread records. Dropping it hands over what it still holds.
 #[derive(Debug)]
 pub struct StageRecorder {
     set: Box<StageSet>,
-    exchange: Arc<Exchange>,
+    giver: Giver<StageSet>,
 }
 
 impl StageRecorder {
@@ -252,9 +227,7 @@ impl StageRecorder {
     /// Between two batches: changes sets if the cold end asked for it. `now` is the batch's own time.
     #[inline]
     pub fn at_batch_border(&mut self, now: MonoNs) {
-        // Acquire pairs with the Release in `offer`: the push of the empty set is complete, and so is the pop of the
-        // last full one, so neither queue operation below can meet one that is under way.
-        if self.exchange.offered.load(Ordering::Acquire) {
+        if self.giver.is_asked() {
             self.hand_over(now);
         } else if self.set.since.is_none() {
             self.set.since = Some(now);
@@ -263,14 +236,11 @@ impl StageRecorder {
 
     #[cold]
     fn hand_over(&mut self, now: MonoNs) {
-        let Some(empty) = self.exchange.empty.pop() else { return };
-        // Only this end lowers the flag and only the other raises it, after it has seen the full set.
-        self.exchange.offered.store(false, Ordering::Relaxed);
+        let Some(empty) = self.giver.take_empty() else { return };
         let mut full = std::mem::replace(&mut self.set, empty);
         self.set.since = Some(now);
         full.until = Some(now);
-        let returned = self.exchange.full.push(full);
-        debug_assert!(returned.is_ok(), "two sets exist, and the other end holds none");
+        self.giver.give(full);
     }
 }
 
@@ -278,44 +248,14 @@ impl Drop for StageRecorder {
     fn drop(&mut self) {
         let mut set = std::mem::replace(&mut self.set, Box::new(StageSet::new(0, 1)));
         set.until = set.since.map(|since| crate::sys::clock::mono_now().max(since));
-        let handed_over = self.exchange.last.push(set);
-        debug_assert!(handed_over.is_ok(), "a recorder ends once");
+        self.giver.give_last(set);
     }
 }
 
-/// The cold end: collects what one thread recorded.
-#[derive(Debug)]
-pub struct StageCollector {
-    exchange: Arc<Exchange>,
-    spare: Option<Box<StageSet>>,
-}
+/// The cold end: collects what one thread recorded, also what it still held when its recorder was dropped.
+pub type StageCollector = Collector<StageSet>;
 
 impl StageCollector {
-    /// Shows `see` the set that the thread has given back since the last call, if it has, and offers it an empty one.
-    /// A thread that had no batch in the meantime keeps its set: its interval is longer then, nothing is lost.
-    pub fn collect(&mut self, mut see: impl FnMut(&StageSet)) {
-        if let Some(mut full) = self.exchange.full.pop() {
-            see(&full);
-            full.clear();
-            self.spare = Some(full);
-        }
-        if let Some(empty) = self.spare.take() {
-            let offered = self.exchange.empty.push(empty);
-            debug_assert!(offered.is_ok(), "two sets exist, and the other end has one");
-            // Release pairs with the Acquire in `at_batch_border`.
-            self.exchange.offered.store(true, Ordering::Release);
-        }
-    }
-
-    /// After the recorder has been dropped: the sets that are still under way, the older first.
-    pub fn finish(self, mut see: impl FnMut(&StageSet)) {
-        for queue in [&self.exchange.full, &self.exchange.last] {
-            if let Some(set) = queue.pop() {
-                see(&set);
-            }
-        }
-    }
-
     /// Bytes of both of the thread's sets, for `channel_count` channels.
     #[must_use]
     pub fn memory_bytes(channel_count: usize, significant_digits: u8) -> usize {
