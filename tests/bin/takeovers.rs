@@ -12,6 +12,7 @@
 //! | `--timing 100/20/20` | lease, renewal, margin in ms |
 //! | `--no-sentinel` | nobody tells of a death |
 //! | `--rate N` | messages of the venue in a second (50,000) |
+//! | `--lasts N` | for how many seconds what must change nothing lasts (3) |
 //! | `--trials-a-day N` | trials before everything is started anew (5) |
 //! | `--fast DIRECTORY` | memory for logs and captures |
 //! | `--priority N` | SCHED_FIFO priority of the election threads |
@@ -30,6 +31,7 @@ use std::{
     panic::{self, AssertUnwindSafe},
     path::PathBuf,
     process::ExitCode,
+    time::Duration,
 };
 
 use mdgw_tests::{
@@ -75,6 +77,7 @@ struct Options {
     trials: u64,
     trials_a_day: u64,
     rate: u64,
+    lasts_s: u64,
     priority: u8,
     busy: u64,
     fast: PathBuf,
@@ -117,6 +120,7 @@ impl Options {
             trials: number("--trials", 50)?,
             trials_a_day: number("--trials-a-day", 5)?.max(1),
             rate: number("--rate", 50_000)?.max(1),
+            lasts_s: number("--lasts", 3)?,
             priority: u8::try_from(number("--priority", 0)?).map_err(|_| "--priority 0 to 99")?,
             busy: number("--busy", 0)?,
             fast: value("--fast").map_or_else(env::temp_dir, PathBuf::from),
@@ -192,13 +196,15 @@ impl Options {
 
     fn plan(&self, kind: Kind, trials: u64) -> Plan {
         // More than the trials take; the venue is stopped after the last.
-        let messages = self.rate * (10 * trials + 20);
+        let trial_s = 10 + 2 * self.lasts_s.saturating_sub(3);
+        let messages = self.rate * (trial_s * trials + 20);
         let mut plan = Plan {
             timing: kind.timing,
             has_sentinel: kind.has_sentinel,
             messages,
             messages_per_second: self.rate as f64,
             priority: self.priority,
+            calm: Duration::from_secs(self.lasts_s),
             // All of it: a gateway that comes back gets it from the other one.
             history_bytes: (messages * MESSAGE_BYTES_MAX).max(32 << 20),
             fast: self.fast.clone(),

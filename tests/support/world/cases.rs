@@ -77,7 +77,7 @@ impl Case {
 const ETCD: Backend = Backend::Store(Store::Etcd);
 
 /// All of them.
-pub const CASES: [Case; 33] = {
+pub const CASES: [Case; 34] = {
     use Backend::Quorum;
     use Wanted::{NothingMoves, OtherLeads, SomebodyLeads};
     [
@@ -122,6 +122,7 @@ pub const CASES: [Case; 33] = {
             processes::gap_then_kill,
         )
         .with(tell_books),
+        Case::new("nothing", "nobody fails, for a while", NothingMoves, |world, _| calm_a_while(world, |_, _| {})),
         Case::new("line-loss", "the leader misses 30 % of line A", NothingMoves, network::lose_a_line),
         Case::new(
             "lines-loss-kill",
@@ -199,11 +200,11 @@ pub const CASES: [Case; 33] = {
         Case::new("forged-credible", "a stranger publishes under an epoch that everybody believes", SomebodyLeads, |world, _| {
             network::forge_a_credible_epoch(world)
         }),
-        Case::new("store-down", "all nodes of the store are killed, for 3 s, and started again", NothingMoves, |world, _| {
+        Case::new("store-down", "all nodes of the store are killed, for a while, and started again", NothingMoves, |world, _| {
             grantors::kill_store(world, grantors::Nodes::All)
         })
         .over(ETCD),
-        Case::new("store-no-quorum", "all nodes of the store but one are killed, for 3 s", NothingMoves, |world, _| {
+        Case::new("store-no-quorum", "all nodes of the store but one are killed, for a while", NothingMoves, |world, _| {
             grantors::kill_store(world, grantors::Nodes::AllButOne)
         })
         .over(ETCD),
@@ -211,15 +212,15 @@ pub const CASES: [Case; 33] = {
             grantors::kill_store(world, grantors::Nodes::One(trial))
         })
         .over(ETCD),
-        Case::new("store-hangs", "all nodes of the store are stopped (SIGSTOP), for 3 s, and go on", NothingMoves, |world, _| {
+        Case::new("store-hangs", "all nodes of the store are stopped (SIGSTOP), for a while, and go on", NothingMoves, |world, _| {
             grantors::stop_store(world)
         })
         .over(ETCD),
-        Case::new("witness-down", "the witness is killed, for 3 s, and started again", NothingMoves, |world, _| {
+        Case::new("witness-down", "the witness is killed, for a while, and started again", NothingMoves, |world, _| {
             grantors::kill_witness(world)
         })
         .over(Quorum),
-        Case::new("disk-full", "no room for votes and audits of both gateways, for 3 s", NothingMoves, |world, _| {
+        Case::new("disk-full", "no room for votes and audits of both gateways, for a while", NothingMoves, |world, _| {
             grantors::fill_disks(world)
         })
         .over(Quorum)
@@ -264,6 +265,12 @@ fn calm(world: &mut World, length: Duration, mut act: impl FnMut(&mut World, boo
     act(world, false);
     world.wait_for_more(MORE);
     Blow { before, struck_ns, calm_until_ns }
+}
+
+/// The same, for as long as the plan says.
+fn calm_a_while(world: &mut World, act: impl FnMut(&mut World, bool)) -> Blow {
+    let length = world.plan.calm;
+    calm(world, length, act)
 }
 
 /// Something under which nobody publishes for a moment: until content of another epoch comes, and goes on.

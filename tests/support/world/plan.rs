@@ -1,6 +1,6 @@
 //! What a world is made of.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use crate::{failover::Timing, stores::Store};
 
@@ -63,6 +63,8 @@ pub struct Plan {
     pub history_bytes: u64,
     /// Whether votes and audits have a small disk of their own, which can be filled.
     pub has_small_disks: bool,
+    /// How long something lasts that must change nothing.
+    pub calm: Duration,
     /// Whether only gateway 1 is started.
     pub begins_alone: bool,
     /// Where publication logs and captures go.
@@ -84,6 +86,7 @@ impl Plan {
             output: String::new(),
             history_bytes: 32 << 20,
             has_small_disks: false,
+            calm: Duration::from_secs(3),
             begins_alone: false,
             fast: std::env::temp_dir(),
         }

@@ -1,8 +1,6 @@
 //! Whoever grants leadership fails, or can't remember what it granted.
 
-use std::time::Duration;
-
-use super::{Blow, calm, follow};
+use super::{Blow, calm_a_while, follow};
 use crate::world::World;
 
 /// Which nodes of the store.
@@ -24,7 +22,7 @@ pub(super) fn kill_store(world: &mut World, nodes: Nodes) -> Blow {
             node..node + 1
         }
     };
-    calm(world, DOWN, |world, is_begin| {
+    calm_a_while(world, |world, is_begin| {
         if is_begin {
             killed.clone().for_each(|node| world.store().kill(node));
         } else {
@@ -35,7 +33,7 @@ pub(super) fn kill_store(world: &mut World, nodes: Nodes) -> Blow {
 }
 
 pub(super) fn stop_store(world: &mut World) -> Blow {
-    calm(world, DOWN, |world, is_begin| {
+    calm_a_while(world, |world, is_begin| {
         let nodes = 0..world.store().count();
         if is_begin {
             nodes.for_each(|node| world.store().pause(node));
@@ -47,7 +45,7 @@ pub(super) fn stop_store(world: &mut World) -> Blow {
 }
 
 pub(super) fn kill_witness(world: &mut World) -> Blow {
-    calm(world, DOWN, |world, is_begin| {
+    calm_a_while(world, |world, is_begin| {
         if is_begin {
             world.kill_witness();
         } else {
@@ -57,7 +55,7 @@ pub(super) fn kill_witness(world: &mut World) -> Blow {
 }
 
 pub(super) fn fill_disks(world: &mut World) -> Blow {
-    calm(world, DOWN, |world, is_begin| [1, 2].into_iter().for_each(|node| world.set_disk(node, is_begin)))
+    calm_a_while(world, |world, is_begin| [1, 2].into_iter().for_each(|node| world.set_disk(node, is_begin)))
 }
 
 /// The room for votes is there from the beginning, and audits wait in memory.
@@ -71,5 +69,3 @@ pub(super) fn kill_with_full_disks(world: &mut World) -> Blow {
     world.wait_until_stands(leader);
     Blow { before, struck_ns, calm_until_ns: None }
 }
-
-const DOWN: Duration = Duration::from_secs(3);
