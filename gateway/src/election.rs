@@ -21,6 +21,7 @@
 //! - [`session_latch`]: the core over a line of places that sessions keep.
 //! - [`peer`]: what gateways of one group say to each other beside the store.
 //! - [`quorum`]: the core and the voters that need no store.
+//! - [`moves`]: when leadership moves by itself.
 //! - [`placement`]: who should publish which group, where several gateways share several; [`placer`]: what follows for each group's
 //!   election.
 //! - [`auth`]: the shared key and what proves that a message is authentic and new.
@@ -44,6 +45,7 @@ pub mod fitness;
 pub mod identity;
 pub mod latch;
 pub mod lease;
+pub mod moves;
 pub mod peer;
 pub mod placement;
 pub mod placer;

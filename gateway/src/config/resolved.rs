@@ -480,9 +480,9 @@ impl Backend {
     #[must_use]
     pub fn moves_groups(&self) -> bool {
         match self {
-            Self::File(_) | Self::Etcd(_) => true,
+            Self::File(_) | Self::Etcd(_) | Self::Quorum(_) => true,
             Self::ZooKeeper(zookeeper) => zookeeper.mode == ZooKeeperMode::Lease,
-            Self::Quorum(_) | Self::Emergent(_) => false,
+            Self::Emergent(_) => false,
         }
     }
 }

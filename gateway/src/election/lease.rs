@@ -47,6 +47,7 @@ use super::{
     },
     fitness::{Fitness, Standing},
     identity::{Member, NodeId, NodeName},
+    moves::MovesConfig,
     peer::{DeathNotice, PeerMessage, PeerState},
     record::{ConfigurationMark, Record},
     register::{Link, Outcome, RegisterEvent, RegisterRequest, Ticket, Version, Versioned},
@@ -82,40 +83,6 @@ pub enum OnSuspended {
     Hold,
     /// It stops at once.
     Stop,
-}
-
-/// When leadership moves by itself to a fitter or preferred gateway.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct MovesConfig {
-    /// A leader must be worse than another for so long, ns.
-    pub worse_ns: u64,
-    /// Least tenure, ns. Doubles with each move.
-    pub tenure_ns: u64,
-    /// What it doubles to at most, ns.
-    pub tenure_ns_max: u64,
-    /// After a leadership of this length moves are counted anew, ns.
-    pub settled_ns: u64,
-}
-
-impl MovesConfig {
-    /// The default, but for the least tenure.
-    #[must_use]
-    pub fn with_tenure(tenure_ns: u64) -> Self {
-        let default = Self::default();
-        Self { tenure_ns, tenure_ns_max: default.tenure_ns_max.max(tenure_ns), ..default }
-    }
-}
-
-impl Default for MovesConfig {
-    /// A quarter of a second, 10 s, 5 min, an hour.
-    fn default() -> Self {
-        Self {
-            worse_ns: 250_000_000,
-            tenure_ns: 10_000_000_000,
-            tenure_ns_max: 300_000_000_000,
-            settled_ns: 3_600_000_000_000,
-        }
-    }
 }
 
 /// One gateway's part in the election of one group over a register.

@@ -53,7 +53,8 @@ use crate::{
         file::FileRegister,
         identity::{Incarnation, Member, NodeId, NodeName},
         latch::LeaderLatch,
-        lease::{Lease, LeaseConfig, MovesConfig},
+        lease::{Lease, LeaseConfig},
+        moves::MovesConfig,
         peer::{DeathNotice, PeerMessage},
         quorum::{
             backend::QuorumBackends,
@@ -177,7 +178,8 @@ fn start_one(
                 vote_ns_max: vote_ns_max(&election.timing),
                 nonce: nonce.number(),
             };
-            let core = Candidate::new(mono_now(), candidate, file.kept(), epoch);
+            let moves = MovesConfig::with_tenure(election.tenure_ns);
+            let core = Candidate::new(mono_now(), candidate, file.kept(), epoch).moving_by(moves, election.preferred);
             let backend = voting.backend(group, file, &inbox).map_err(GatewayError::io("start the thread of votes"))?;
             Election::new(core, backend, fence, waiting, &inbox, surroundings, options)
         }

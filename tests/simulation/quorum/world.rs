@@ -8,8 +8,9 @@ use std::{
 use mdgw::{
     election::{
         core::{CloseReason, Core as _, Input, Output},
-        fitness::Standing,
+        fitness::{Fitness, Standing},
         identity::{Incarnation, Member, NodeId, NodeName},
+        moves::MovesConfig,
         peer::DeathNotice,
         quorum::{
             candidate::{Candidate, CandidateConfig, QuorumEvent, QuorumRequest, vote_ns_max},
@@ -37,6 +38,8 @@ pub(crate) struct Setup {
     pub(crate) keeps_votes: bool,
     /// Whether receivers drop packets of lower epochs than they have seen.
     pub(crate) receivers_fence: bool,
+    /// Whether leaders move on by themselves.
+    pub(crate) moves: Option<MovesConfig>,
     pub(crate) faults: Faults,
 }
 
@@ -58,6 +61,8 @@ pub(crate) struct Faults {
     pub(crate) cut_every_ns: u64,
     pub(crate) pause_every_ns: u64,
     pub(crate) hand_over_every_ns: u64,
+    /// Mean time between two changes of some gateway's fitness; 0 for none. ns.
+    pub(crate) fitness_every_ns: u64,
     /// Clocks differ in rate by up to this, parts per million.
     pub(crate) rate_ppm: u64,
 }
@@ -75,6 +80,7 @@ impl Faults {
         cut_every_ns: 0,
         pause_every_ns: 0,
         hand_over_every_ns: 0,
+        fitness_every_ns: 0,
         rate_ppm: 200,
     };
 }
@@ -150,6 +156,7 @@ enum Event {
     },
     Pause,
     HandOver,
+    Fitness,
 }
 
 /// A message that the queue need not order.
@@ -234,6 +241,7 @@ impl World {
         world.after_about(setup.faults.cut_every_ns, Event::Cut);
         world.after_about(setup.faults.pause_every_ns, Event::Pause);
         world.after_about(setup.faults.hand_over_every_ns, Event::HandOver);
+        world.after_about(setup.faults.fitness_every_ns, Event::Fitness);
         world
     }
 
@@ -320,7 +328,7 @@ impl World {
     }
 
     pub(crate) fn start(&mut self, id: NodeId) {
-        let Setup { gateways, witnesses, timing, safeguards, keeps_votes, .. } = self.setup;
+        let Setup { gateways, witnesses, timing, safeguards, keeps_votes, moves, .. } = self.setup;
         let now = self.clock(id);
         let nonce = self.random.next_u64();
         let node = self.nodes.get_mut(&id).expect("it exists");
@@ -342,7 +350,10 @@ impl World {
                 vote_ns_max: vote_ns_max(&timing),
                 nonce,
             };
-            let candidate = Candidate::new(now, config, node.disk, Epoch::default()).with_safeguards(safeguards);
+            let mut candidate = Candidate::new(now, config, node.disk, Epoch::default()).with_safeguards(safeguards);
+            if let Some(moves) = moves {
+                candidate = candidate.moving_by(moves, None);
+            }
             node.process = Process::Gateway(Box::new(candidate));
             self.step(id, Input::Standing(Standing::Stands));
         } else {
@@ -418,7 +429,7 @@ impl World {
                 }
             }
             Event::Heal { from, to } => drop(self.cuts.remove(&(from, to))),
-            Event::Kill | Event::Cut | Event::Pause | Event::HandOver if self.is_calm => {}
+            Event::Kill | Event::Cut | Event::Pause | Event::HandOver | Event::Fitness if self.is_calm => {}
             Event::Kill => {
                 let id = self.any();
                 self.kill(id);
@@ -442,6 +453,11 @@ impl World {
             Event::HandOver => {
                 self.hand_over(None);
                 self.after_about(self.setup.faults.hand_over_every_ns, Event::HandOver);
+            }
+            Event::Fitness => {
+                let (id, stalled) = (self.any(), self.random.chance(0.5));
+                self.step(id, Input::Fitness(Fitness { stalled, ..Fitness::default() }));
+                self.after_about(self.setup.faults.fitness_every_ns, Event::Fitness);
             }
         }
     }

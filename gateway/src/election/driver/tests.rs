@@ -17,7 +17,8 @@ use crate::election::{
     file::FileRegister,
     identity::Incarnation,
     latch::{LeaderLatch, Listener},
-    lease::{Lease, LeaseConfig, MovesConfig, OnSuspended},
+    lease::{Lease, LeaseConfig, OnSuspended},
+    moves::MovesConfig,
     record::{ConfigurationMark, tests::member},
 };
 

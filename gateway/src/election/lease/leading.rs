@@ -98,7 +98,7 @@ impl Lease {
         if self.renew_at(leadership).is_none_or(|at| now < at) {
             return None;
         }
-        let is_settled = now.since(leadership.since) >= self.config.moves.settled_ns;
+        let is_settled = self.config.moves.is_settled(leadership.since, now);
         let mut record = self.record_of_own(leadership.epoch);
         record.pinned = self.pin.map_or(record.pinned, |pin| pin == Pin::Pinned);
         if is_settled {
@@ -162,11 +162,8 @@ impl Lease {
     }
 
     fn move_at(&self, leadership: &Leadership, worse_from: MonoNs) -> MonoNs {
-        let moves = &self.config.moves;
-        let made = self.knowledge.record().map_or(0, |record| record.moves);
-        let tenure_ns =
-            moves.tenure_ns.checked_shl(made).unwrap_or(u64::MAX).clamp(moves.tenure_ns, moves.tenure_ns_max);
-        worse_from.plus(moves.worse_ns).max(leadership.since.plus(tenure_ns))
+        let moves = self.knowledge.record().map_or(0, |record| record.moves);
+        self.config.moves.move_at(leadership.since, worse_from, moves)
     }
 
     /// Who should lead instead: a class fitter, or as fit and preferred.

@@ -1,6 +1,7 @@
 //! A gateway's part: it stands, leads, hands over; and votes, by the [`Voter`] that it has in itself.
 
 mod hand_over;
+mod moves;
 mod phase;
 mod standing;
 
@@ -12,13 +13,16 @@ use mdgw_feeds::{
     time::MonoNs,
 };
 
-use self::phase::{Bid, Lead, Move, Phase, Poll, Taking};
+use self::{
+    moves::{Mobility, Tenure},
+    phase::{Bid, Lead, Move, Phase, Poll, Taking},
+};
 use super::{
     message::{Body, Demand, Message, Refusal, Reply, Request, Ticket, Verdict, VoterSession},
     voter::{Kept, Safeguards, StoreTicket, Voter, VoterInput, VoterOutput},
 };
 use crate::election::{
-    core::{CloseReason, ConnectionState, Core, Input, Notice, Obstacle, Output, Pin, Progress, Role, View},
+    core::{CloseReason, ConnectionState, Core, Input, Notice, Obstacle, Output, Pin, Place, Progress, Role, View},
     fitness::{Fitness, Standing},
     identity::{Member, NodeId, NodeName, next_epoch},
     peer::{PeerMessage, PeerState},
@@ -109,6 +113,11 @@ pub struct Candidate {
     progress: Progress,
     clock_error_ppm: u32,
     pin: Pin,
+    place: Place,
+    /// How much longer it waits than another that is meant to follow, ns.
+    deference_ns: u64,
+    /// `None`: a leader stays.
+    mobility: Option<Mobility>,
     told_obstacle: Option<Obstacle>,
 }
 
@@ -157,6 +166,9 @@ impl Candidate {
             progress: Progress::default(),
             clock_error_ppm: 0,
             pin: Pin::default(),
+            place: Place::default(),
+            deference_ns: 0,
+            mobility: None,
             told_obstacle: None,
             config,
         }
@@ -186,7 +198,7 @@ impl Candidate {
     fn on_input(&mut self, now: MonoNs, input: Input<QuorumEvent>, outputs: &mut Outputs) {
         match input {
             // Membership is the configuration's here, and promises of peers are those of voters.
-            Input::Time | Input::Admit(..) | Input::Placed(_) => {}
+            Input::Time | Input::Admit(..) => {}
             Input::Backend(QuorumEvent::Received(message)) => self.on_message(now, message, outputs),
             Input::Backend(QuorumEvent::Stored(ticket)) => self.voter_step(now, VoterInput::Stored(ticket), outputs),
             Input::Backend(QuorumEvent::NotStored(ticket)) => {
@@ -222,9 +234,10 @@ impl Candidate {
             }
             Input::Progress(progress) => self.progress = progress,
             Input::Heard(epoch) => self.on_heard(now, epoch, outputs),
-            Input::HandOver(target) => self.begin_hand_over(now, target, outputs),
+            Input::HandOver(target) => self.begin_hand_over(now, target, self.moves_made(now), outputs),
             Input::Drained { positions } => self.on_drained(now, positions, outputs),
             Input::Pin(pin) => self.pin = pin,
+            Input::Placed(place) => self.place = place,
             Input::Close => self.on_close(now, outputs),
         }
     }
@@ -241,7 +254,9 @@ impl Candidate {
                     return;
                 }
                 match &request.demand {
-                    Demand::Prepare { from: giver, to } => self.on_prepare(now, from, &request, (*giver, *to), outputs),
+                    Demand::Prepare { from: giver, to, moves } => {
+                        self.on_prepare(now, from, &request, (*giver, *to, *moves), outputs);
+                    }
                     Demand::HandOver(hand_over) => {
                         self.learn_positions(hand_over);
                         self.voter_step(now, VoterInput::Request { from, request }, outputs);
@@ -395,6 +410,7 @@ impl Core for Candidate {
     fn step(&mut self, now: MonoNs, input: Input<QuorumEvent>) -> Vec<Output<QuorumRequest>> {
         let mut outputs = Vec::new();
         self.forget(now);
+        self.deference_ns = self.deference_ns_at(now);
         self.on_time(now, &mut outputs);
         self.ask_own_voter(now, &mut outputs);
         self.on_input(now, input, &mut outputs);
@@ -412,15 +428,16 @@ impl Core for Candidate {
         match &self.phase {
             Phase::Closed => None,
             Phase::Waiting => {
-                let stands_at = self.stands_from().max(self.retry_at);
-                Some(if self.obstacle_now().is_none() { stands_at.min(self.idle_at) } else { self.idle_at })
+                let polls_at = self.polls_at();
+                Some(if self.obstacle_now().is_none() { polls_at.min(self.idle_at) } else { self.idle_at })
             }
             Phase::Polling(poll) => Some(poll.again_at),
             Phase::Voting(bid) => Some(bid.again_at.min(bid.until)),
             Phase::Leading(lead) => {
                 let moving = lead.preparing.as_ref().map(|preparing| preparing.until);
                 let renew_at = self.may_renew().then_some(lead.renew_at);
-                [Some(lead.deadline(timing, self.majority())), renew_at, moving].into_iter().flatten().min()
+                let deadline = Some(lead.deadline(timing, self.majority()));
+                [deadline, renew_at, moving, self.moves_turn_at(lead)].into_iter().flatten().min()
             }
             Phase::Moving(moving) => {
                 Some(if moving.positions.is_some() { moving.again_at.min(moving.until) } else { moving.until })
@@ -457,7 +474,8 @@ impl Core for Candidate {
             pin: self.pin,
             obstacle: self.obstacle_now(),
             fitness: self.fitness,
-            ..View::default()
+            can_lead: self.obstacle_now().is_none() && !matches!(self.phase, Phase::Closed),
+            peers: self.peer_views(),
         }
     }
 }

@@ -86,6 +86,8 @@ pub enum Demand {
         from: Epoch,
         /// Of the leadership that is to come.
         to: Epoch,
+        /// How many moves leaders have made by themselves, this one included: the more, the longer the next one stays.
+        moves: u32,
     },
     /// Move the promise that you gave me to the target.
     HandOver(HandOver),

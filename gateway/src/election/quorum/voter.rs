@@ -12,6 +12,7 @@ use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
 use super::message::{Bound, Demand, HandOver, Refusal, Reply, Request, Ticket, Verdict, VoterSession};
 use crate::election::{
+    core::PeerView,
     fitness::{Fitness, Standing},
     identity::{Incarnation, NodeId},
     peer::DeathNotice,
@@ -153,6 +154,12 @@ struct Asker {
     heard: MonoNs,
     /// Its last start that is known to have ended.
     dead: Option<Incarnation>,
+}
+
+impl Asker {
+    fn stands(&self) -> bool {
+        self.standing == Standing::Stands && self.dead.is_none_or(|dead| self.incarnation > dead)
+    }
 }
 
 impl Voter {
@@ -338,9 +345,8 @@ impl Voter {
         let fresh_ns = self.wait_ns(request.lease_ns);
         let is_fitter = |(node, asker): (&NodeId, &Asker)| {
             *node != from
-                && asker.standing == Standing::Stands
+                && asker.stands()
                 && now.since(asker.heard) < fresh_ns
-                && asker.dead.is_none_or(|dead| asker.incarnation > dead)
                 && request.fitness.is_worse_than(&asker.fitness)
         };
         self.askers.iter().any(is_fitter).then_some(Refusal::Fitter)
@@ -454,15 +460,27 @@ impl Voter {
         self.claim(now, claim, (from, request.incarnation))
     }
 
-    /// Whoever stands and was heard within `fresh_ns`, but for `own`, the fittest first.
+    /// The fittest of those that [`Self::standing`] names.
     #[must_use]
     pub fn fittest(&self, now: MonoNs, own: NodeId, fresh_ns: u64) -> Option<NodeId> {
-        let stands = |(node, asker): &(&NodeId, &Asker)| {
-            **node != own && asker.standing == Standing::Stands && now.since(asker.heard) < fresh_ns
-        };
         // Among equals the lowest number, so that the choice can be repeated.
-        let others = self.askers.iter().filter(stands);
-        others.max_by_key(|(node, asker)| (asker.fitness.class(), std::cmp::Reverse(**node))).map(|(node, _)| *node)
+        let others = self.standing(now, own, fresh_ns);
+        others.max_by_key(|(node, fitness)| (fitness.class(), std::cmp::Reverse(*node))).map(|(node, _)| node)
+    }
+
+    /// Whoever stands and was heard within `fresh_ns`, but for `own`, and how fit it is.
+    pub fn standing(&self, now: MonoNs, own: NodeId, fresh_ns: u64) -> impl Iterator<Item = (NodeId, Fitness)> {
+        let stands = move |(node, asker): &(&NodeId, &Asker)| {
+            **node != own && asker.stands() && now.since(asker.heard) < fresh_ns
+        };
+        self.askers.iter().filter(stands).map(|(node, asker)| (*node, asker.fitness))
+    }
+
+    /// What each has said of itself.
+    pub fn heard(&self) -> impl Iterator<Item = (NodeId, PeerView)> {
+        self.askers.iter().map(|(node, asker)| {
+            (*node, PeerView { heard_at: asker.heard, fitness: asker.fitness, can_lead: asker.stands() })
+        })
     }
 
     fn on_release(&mut self, node: NodeId, epoch: Epoch, request: &Request) {

@@ -137,7 +137,7 @@ fn write_request(bytes: &mut Vec<u8>, request: &Request) {
     match demand {
         Demand::Poll => {}
         Demand::Vote(epoch) | Demand::Renew(epoch) | Demand::Release(epoch) => write_numbers(bytes, &[epoch.0]),
-        Demand::Prepare { from, to } => write_numbers(bytes, &[from.0, to.0]),
+        Demand::Prepare { from, to, moves } => write_numbers(bytes, &[from.0, to.0, u64::from(*moves)]),
         Demand::Died(DeathNotice { holder, incarnation, epoch }) => {
             write_numbers(bytes, &[u64::from(holder.0), incarnation.0, epoch.0]);
         }
@@ -210,7 +210,9 @@ fn read_request(kind: u8, reader: &mut Reader<'_>) -> Option<Request> {
         VOTE => Demand::Vote(reader.epoch()?),
         RENEW => Demand::Renew(reader.epoch()?),
         RELEASE => Demand::Release(reader.epoch()?),
-        PREPARE => Demand::Prepare { from: reader.epoch()?, to: reader.epoch()? },
+        PREPARE => {
+            Demand::Prepare { from: reader.epoch()?, to: reader.epoch()?, moves: u32::try_from(reader.u64()?).ok()? }
+        }
         HAND_OVER => Demand::HandOver(read_hand_over(reader)?),
         DIED => Demand::Died(DeathNotice {
             holder: NodeId(u8::try_from(reader.u64()?).ok()?),
@@ -320,7 +322,7 @@ mod tests {
             Demand::Vote(from),
             Demand::Renew(from),
             Demand::Release(from),
-            Demand::Prepare { from, to },
+            Demand::Prepare { from, to, moves: 3 },
             Demand::HandOver(hand_over),
             Demand::Died(DeathNotice { holder: NodeId(1), incarnation: Incarnation(2), epoch: from }),
         ]

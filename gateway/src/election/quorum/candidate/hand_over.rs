@@ -12,10 +12,10 @@ use super::{
 use crate::election::{quorum::message::HandOver, record::PeerStamp};
 
 impl Candidate {
-    pub(super) fn begin_hand_over(&mut self, now: MonoNs, target: Option<NodeId>, outputs: &mut Outputs) {
-        let fresh_ns = 2 * self.config.timing.lease_ns;
+    /// `moves`: of those that leaders have made by themselves, how many count, this one included.
+    pub(super) fn begin_hand_over(&mut self, now: MonoNs, target: Option<NodeId>, moves: u32, outputs: &mut Outputs) {
         let is_other = |node: &NodeId| *node != self.node() && self.config.candidates.contains_key(node);
-        let chosen = target.or_else(|| self.voter.fittest(now, self.node(), fresh_ns)).filter(is_other);
+        let chosen = target.or_else(|| self.voter.fittest(now, self.node(), self.fresh_ns())).filter(is_other);
         let failed = |target, why| Output::Notice(Notice::HandOverFailed { target, why });
         let Some(chosen) = chosen else {
             return outputs.push(failed(target, "no other gateway that stands is known"));
@@ -30,10 +30,10 @@ impl Candidate {
             return outputs.push(failed(Some(chosen), "another hand-over is under way"));
         }
         let from = lead.epoch;
-        lead.preparing = Some(Preparing { target: chosen, to, until: now.plus(self.config.timing.lease_ns) });
+        lead.preparing = Some(Preparing { target: chosen, to, moves, until: now.plus(self.config.timing.lease_ns) });
         // Never used by this gateway for itself, whatever comes of it.
         self.known = to;
-        self.send(now, chosen, Demand::Prepare { from, to }, Some(Asked::Prepare(to)), outputs);
+        self.send(now, chosen, Demand::Prepare { from, to, moves }, Some(Asked::Prepare(to)), outputs);
     }
 
     /// This gateway is asked to take over.
@@ -42,7 +42,7 @@ impl Candidate {
         now: MonoNs,
         from: NodeId,
         request: &Request,
-        (giver, to): (Epoch, Epoch),
+        (giver, to, moves): (Epoch, Epoch, u32),
         outputs: &mut Outputs,
     ) {
         let is_new = to.count() > giver.count() && to.count() > self.known.count();
@@ -53,7 +53,7 @@ impl Candidate {
             self.sent.insert(ticket.number, Sent { to: None, at: now, what: Asked::Taking(to) });
             // Never its own candidacy's.
             self.known = to;
-            self.taking = Some(Taking { to, stamp: now, given: [].into(), positions: None });
+            self.taking = Some(Taking { to, stamp: now, given: [].into(), moves, positions: None });
             // Its own candidacy would only be in the way.
             self.phase = Phase::Waiting;
             self.retry_at = self.retry_at.max(now.plus(self.config.timing.renew_ns));
@@ -84,7 +84,7 @@ impl Candidate {
         let Verdict::Prepared { incarnation, ticket, stamp, lease_ns: target_lease_ns } = verdict else {
             if self.known.count() > to.count() {
                 // It knew of generations that were spent without this gateway, which now knows them too.
-                return self.begin_hand_over(now, Some(preparing.target), outputs);
+                return self.begin_hand_over(now, Some(preparing.target), preparing.moves, outputs);
             }
             let why = "it does not take over now";
             return outputs.push(Output::Notice(Notice::HandOverFailed { target: Some(preparing.target), why }));

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
 
+use super::moves::Tenure;
 use crate::election::{
     identity::{Incarnation, NodeId},
     quorum::message::Ticket,
@@ -55,6 +56,8 @@ pub(super) struct Lead {
     pub(super) preparing: Option<Preparing>,
     /// Where the leader before ended, if it said so.
     pub(super) positions: Option<BTreeMap<u16, StreamPosition>>,
+    /// `None`: it stays.
+    pub(super) tenure: Option<Tenure>,
 }
 
 /// The leader has asked another gateway to take over.
@@ -62,6 +65,8 @@ pub(super) struct Lead {
 pub(super) struct Preparing {
     pub(super) target: NodeId,
     pub(super) to: Epoch,
+    /// What the target is told of the moves before.
+    pub(super) moves: u32,
     pub(super) until: MonoNs,
 }
 
@@ -89,6 +94,8 @@ pub(super) struct Taking {
     /// When it said so: its lease counts from there.
     pub(super) stamp: MonoNs,
     pub(super) given: BTreeSet<NodeId>,
+    /// Moves by themselves that bring the lead here, this one included.
+    pub(super) moves: u32,
     pub(super) positions: Option<BTreeMap<u16, StreamPosition>>,
 }
 

@@ -11,7 +11,7 @@ impl Candidate {
         match &mut self.phase {
             Phase::Closed => {}
             Phase::Waiting => {
-                if self.obstacle_at(now).is_none() && now >= self.stands_from().max(self.retry_at) {
+                if self.obstacle_at(now).is_none() && now >= self.polls_at() {
                     self.poll(now, outputs);
                 } else if now >= self.idle_at {
                     self.ask_whether_they_are_there(now, outputs);
@@ -33,6 +33,11 @@ impl Candidate {
             Phase::Leading(_) => self.lead_on(now, outputs),
             Phase::Moving(_) => self.move_on(now, outputs),
         }
+    }
+
+    /// From when on it asks who would vote for it.
+    pub(super) fn polls_at(&self) -> MonoNs {
+        self.stands_from().max(self.retry_at).plus(self.deference_ns)
     }
 
     /// From when on this gateway may try: no promise of its own voter to another runs, and it has sat out its start.
@@ -203,10 +208,11 @@ impl Candidate {
         outputs: &mut Outputs,
     ) {
         outputs.push(Output::Open { epoch, deadline });
-        self.taking = None;
+        let moves = self.taking.take().filter(|taking| taking.to == epoch).map_or(0, |taking| taking.moves);
+        let tenure = self.mobility.map(|_| Tenure { since: now, moves, worse_from: None });
         self.known = self.known.max(epoch);
         // Who has not voted follows the winner's first renewal: at once, so that all hold the promise.
-        self.phase = Phase::Leading(Lead { epoch, promises, renew_at: now, preparing: None, positions });
+        self.phase = Phase::Leading(Lead { epoch, promises, renew_at: now, preparing: None, positions, tenure });
     }
 
     fn lead_on(&mut self, now: MonoNs, outputs: &mut Outputs) {
@@ -222,7 +228,7 @@ impl Candidate {
             outputs.push(Output::Notice(Notice::HandOverFailed { target: Some(preparing.target), why }));
         }
         if now < lead.renew_at || !may_renew {
-            return;
+            return self.moves_turn(now, outputs);
         }
         // Absolute times: a late renewal does not make the next one late. What was missed is not made up for.
         let next = lead.renew_at.plus(timing.renew_ns);
@@ -230,6 +236,7 @@ impl Candidate {
         for voter in self.voters() {
             self.send(now, voter, Demand::Renew(epoch), Some(Asked::Renew(epoch)), outputs);
         }
+        self.moves_turn(now, outputs);
     }
 
     /// Ends this leadership; a new candidacy begins at once.
