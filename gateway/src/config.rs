@@ -12,6 +12,7 @@ pub mod file;
 pub mod host;
 pub mod limits;
 pub mod memory;
+mod quantity;
 pub mod reload;
 mod resolve;
 pub mod resolved;

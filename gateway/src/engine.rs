@@ -24,6 +24,7 @@ pub mod roles;
 mod alarm;
 mod claim;
 mod park;
+mod shared;
 mod sync;
 mod token;
 mod turn;

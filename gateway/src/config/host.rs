@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    explain::Bytes,
+    quantity::Bytes,
     resolved::{Interface, Resolved, Threads},
 };
 use crate::{

@@ -23,6 +23,7 @@ use std::{
     time::Duration,
 };
 
+use mdgw_feeds::identity::GroupId;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::inotify,
@@ -32,6 +33,12 @@ use super::{
     record::{RECORD_BYTES_MAX, Record},
     register::{Link, Outcome, Register, RegisterEvent, RegisterSender, Ticket, Version, Versioned},
 };
+
+/// Where the record of a group lies, in the directory of all groups' records.
+#[must_use]
+pub fn group_directory(directory: &Path, group: GroupId) -> PathBuf {
+    directory.join(format!("group-{}", group.0))
+}
 
 /// A group's record in a directory. A cold thread of its own does the work, a second one watches.
 #[derive(Debug)]

@@ -13,8 +13,8 @@ use mdgw_feeds::{identity::Line, time::MonoNs};
 use super::{
     claim::{Held, Marks},
     dispatch::{ChannelHandler, FailReason, Failure, PromotionPolicy, TurnContext, WaitPolicy},
-    pool::{LaidBy, Shared, Slot, panic_text},
     roles::{Role, ThreadGauges},
+    shared::{LaidBy, Shared, Slot, panic_text},
     token::{Promoted, Take, Waiting},
 };
 use crate::{

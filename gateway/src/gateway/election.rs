@@ -4,7 +4,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     net::SocketAddr,
-    path::Path,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -50,7 +49,7 @@ use crate::{
             datagrams::{Datagrams, Memberships},
             timing::EmergentTiming,
         },
-        file::FileRegister,
+        file::{FileRegister, group_directory},
         identity::{Incarnation, Member, NodeId, NodeName},
         latch::LeaderLatch,
         lease::{Lease, LeaseConfig},
@@ -272,7 +271,7 @@ fn open_register(
         // Neither has one.
         Backend::Quorum(_) | Backend::Emergent(_) => Err(voting_failed("there is no store".to_owned())),
         Backend::File(directory) => {
-            let directory = directory_of(directory, group);
+            let directory = group_directory(directory, group);
             let act = format!("use {} for the election", directory.display());
             let opened = FileRegister::open(directory, events).map_err(GatewayError::io(act))?;
             Ok(Box::new(opened))
@@ -287,10 +286,6 @@ fn open_register(
             source: io::Error::other("this mdgw was built without it"),
         }),
     }
-}
-
-pub(super) fn directory_of(directory: &Path, group: GroupId) -> std::path::PathBuf {
-    directory.join(format!("group-{}", group.0))
 }
 
 /// Over a connection of its own, while the gateway begins: what is slow is said, and nothing waits for it.

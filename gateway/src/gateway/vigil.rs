@@ -14,7 +14,7 @@ use mdgw_feeds::{
     time::MonoNs,
 };
 
-use super::{GatewayError, election::directory_of};
+use super::GatewayError;
 use crate::{
     config::{
         Resolved,
@@ -23,6 +23,7 @@ use crate::{
     election::{
         core::CloseReason,
         driver::Election,
+        file::group_directory,
         identity::Member,
         latch::{LeaderLatch as _, Listener},
     },
@@ -165,7 +166,7 @@ fn told(link: &LinkConfig, backend: &Backend) -> Vec<SocketAddr> {
 fn group_charge(election: &ElectionConfig, group: GroupId) -> Result<GroupCharge, GatewayError> {
     let register = match &election.backend {
         Backend::File(directory) => {
-            let directory = std::path::absolute(directory_of(directory, group));
+            let directory = std::path::absolute(group_directory(directory, group));
             Some(RegisterCharge::File(directory.map_err(GatewayError::io("find the election's directory"))?))
         }
         _ => None,

@@ -6,7 +6,7 @@ use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
 use super::{
     Lease, Phase,
-    leaving::{Leaving, Offer, Way},
+    leaving::{Leaving, Offer, OfferCause, Way},
     promises::OpenQuestion,
 };
 use crate::election::{
@@ -201,15 +201,6 @@ impl Lease {
             && peer.state.standing == Standing::Stands
             && now.since(peer.heard_at) <= self.config.timing.lease_ns
     }
-}
-
-/// Who wanted leadership to move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum OfferCause {
-    /// Somebody asked for it.
-    Planned,
-    /// Fitness or preference.
-    Automatic,
 }
 
 /// More cannot have a node number.

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
 
-use super::{Lease, Phase, leading::OfferCause};
+use super::{Lease, Phase};
 use crate::election::{
     core::{CloseReason, Notice, Output},
     identity::{Member, NodeId, next_epoch},
@@ -53,6 +53,15 @@ pub(super) struct Offer {
     pub(super) question: Question,
     pub(super) sent: MonoNs,
     pub(super) cause: OfferCause,
+}
+
+/// Who wanted leadership to move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum OfferCause {
+    /// Somebody asked for it.
+    Planned,
+    /// Fitness or preference.
+    Automatic,
 }
 
 impl Lease {
