@@ -169,6 +169,31 @@ impl BookCopy {
     }
 }
 
+/// What is known of a book besides its levels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BookMarks {
+    /// It may differ from the venue's.
+    pub is_suspect: bool,
+    /// It is crossed, and that has been told.
+    pub is_crossed: bool,
+    /// It isn't looked at for being crossed.
+    pub cross_check_off: bool,
+}
+
+impl BookMarks {
+    /// A bit for each.
+    #[must_use]
+    pub fn to_bits(self) -> u8 {
+        u8::from(self.is_suspect) | u8::from(self.is_crossed) << 1 | u8::from(self.cross_check_off) << 2
+    }
+
+    /// Of the lower three bits.
+    #[must_use]
+    pub fn from_bits(bits: u8) -> Self {
+        Self { is_suspect: bits & 1 != 0, is_crossed: bits & 2 != 0, cross_check_off: bits & 4 != 0 }
+    }
+}
+
 /// A resting order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OrderView {

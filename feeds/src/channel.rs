@@ -2,6 +2,7 @@
 
 mod ahead;
 mod config;
+pub mod copy;
 mod core;
 mod deep;
 mod evidence;
@@ -16,6 +17,7 @@ mod tops;
 pub use self::{
     ahead::Ahead,
     config::{ChannelConfig, LateStart, OrderStoreKind},
+    copy::{CopyBuffer, CopyFault, CopyStep, CopyTaker},
     core::Fault,
     evidence::{Broken, Evidence, Why},
     schema_set::SchemaSet,
@@ -215,6 +217,34 @@ impl Channel {
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         each_kind!(&self.0, line => line.core.memory_bytes() + line.arbiter.memory_bytes() + line.ahead.bytes())
+    }
+
+    /// Somebody wants a copy of its state, and has brought the memory that it takes. One at a time: an earlier one ends here,
+    /// and its memory comes back.
+    pub fn begin_copy(&mut self, buffer: CopyBuffer) -> Option<CopyBuffer> {
+        each_kind!(&mut self.0, line => line.begin_copy(buffer.into_walk())).map(CopyBuffer::of_walk)
+    }
+
+    /// The next slice of the copy, into an empty buffer with room for [`copy::SLICE_BYTES_MAX`]. Slices are bounded work; other
+    /// input may come between them.
+    pub fn copy_slice(&mut self, out: &mut Vec<u8>) -> CopyStep {
+        each_kind!(&mut self.0, line => line.copy_slice(out))
+    }
+
+    /// No copy any more; its memory, for a cold thread to free.
+    pub fn end_copy(&mut self) -> Option<CopyBuffer> {
+        each_kind!(&mut self.0, line => line.end_copy()).map(CopyBuffer::of_walk)
+    }
+
+    /// Goes on where the copied channel stood. This one is new.
+    fn restore(&mut self, taken: &copy::Taken, end: &[u8]) -> Result<(), CopyFault> {
+        each_kind!(&mut self.0, line => line.restore(taken, end))
+    }
+
+    /// Whether input of the present session was missed: the books are in doubt, and may lack instruments' names.
+    #[must_use]
+    pub fn has_missed(&self) -> bool {
+        each_kind!(&self.0, line => line.has_missed())
     }
 
     /// Out of service: its handler failed.

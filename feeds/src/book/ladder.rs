@@ -15,7 +15,8 @@
 use core::iter::Rev;
 
 use super::{
-    BookFault, BookLimits, DEPTH_BEYOND, DEPTH_EXACT, InstrumentIndex, Level, LevelChange, PRICE_E9_MAX, Side,
+    BookFault, BookLimits, BookMarks, DEPTH_BEYOND, DEPTH_EXACT, InstrumentIndex, Level, LevelChange, PRICE_E9_MAX,
+    Side,
     deep::{self, Chunks, Root},
     memory, prefetch,
 };
@@ -383,6 +384,25 @@ impl Ladders {
     pub(super) fn set_suspect(&mut self, instrument: InstrumentIndex, suspect: bool) {
         if let Some(book) = self.books.get_mut(instrument.0 as usize) {
             book.is_suspect = suspect;
+        }
+    }
+
+    pub(super) fn level_count(&self) -> u32 {
+        self.level_count
+    }
+
+    pub(super) fn marks(&self, instrument: InstrumentIndex) -> BookMarks {
+        self.books.get(instrument.0 as usize).map_or_else(BookMarks::default, |book| BookMarks {
+            is_suspect: book.is_suspect,
+            is_crossed: book.is_crossed,
+            cross_check_off: book.cross_check_off,
+        })
+    }
+
+    pub(super) fn set_marks(&mut self, instrument: InstrumentIndex, marks: BookMarks) {
+        if let Some(book) = self.books.get_mut(instrument.0 as usize) {
+            (book.is_suspect, book.is_crossed, book.cross_check_off) =
+                (marks.is_suspect, marks.is_crossed, marks.cross_check_off);
         }
     }
 

@@ -1,6 +1,8 @@
 //! Books of a feed that tells price levels.
 
-use super::{BookFault, BookFaultCounts, BookLimits, BookView, Change, InstrumentIndex, Side, ladder::Ladders};
+use super::{
+    BookFault, BookFaultCounts, BookLimits, BookMarks, BookView, Change, InstrumentIndex, Side, ladder::Ladders,
+};
 
 /// All books of a channel by price level. `Err` means that nothing was applied; it is counted, and the book is
 /// suspect from then on.
@@ -65,6 +67,40 @@ impl LevelBooks {
     #[inline]
     pub fn check_crossed(&mut self, instrument: InstrumentIndex) -> Option<BookFault> {
         self.ladders.check_crossed(instrument).then(|| self.fault(instrument, BookFault::Crossed))
+    }
+
+    /// Puts a level back as it was shown elsewhere. Looks at nothing else: no fault is counted or marked.
+    ///
+    /// # Errors
+    /// As [`Self::set_level`]; the level is ignored.
+    pub fn put_back(
+        &mut self,
+        instrument: InstrumentIndex,
+        side: Side,
+        price_e9: i64,
+        size: u32,
+    ) -> Result<(), BookFault> {
+        if size == 0 {
+            return Err(BookFault::ZeroSize);
+        }
+        self.ladders.set(instrument, side, price_e9, size).map(|_| ())
+    }
+
+    /// Price levels of all books.
+    #[must_use]
+    pub fn level_count(&self) -> u32 {
+        self.ladders.level_count()
+    }
+
+    /// What is known of a book besides its levels.
+    #[must_use]
+    pub fn marks(&self, instrument: InstrumentIndex) -> BookMarks {
+        self.ladders.marks(instrument)
+    }
+
+    /// Marks a book as another one was.
+    pub fn set_marks(&mut self, instrument: InstrumentIndex, marks: BookMarks) {
+        self.ladders.set_marks(instrument, marks);
     }
 
     /// One instrument's book.

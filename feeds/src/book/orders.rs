@@ -1,7 +1,8 @@
 //! Books of a feed that tells every order.
 
 use super::{
-    BookFault, BookFaultCounts, BookLimits, BookView, Change, InstrumentIndex, LevelChange, OrderView, Replaced, Side,
+    BookFault, BookFaultCounts, BookLimits, BookMarks, BookView, Change, InstrumentIndex, LevelChange, OrderView,
+    Replaced, Side,
     ladder::{Ladders, Touched},
     store::{HashStore, Order, OrderStore, Slot},
 };
@@ -152,6 +153,59 @@ impl<S: OrderStore> OrderBooks<S> {
             (order.instrument, order.side, away, order.priority)
         });
         orders
+    }
+
+    /// Places of orders for a walk over all of them: see [`OrderStore::places`].
+    #[must_use]
+    pub fn places(&self) -> usize {
+        self.store.places()
+    }
+
+    /// The order in the place of that number, if there is one.
+    #[must_use]
+    pub fn order_at(&self, place: usize) -> Option<OrderView> {
+        self.store.at(place).map(Order::view)
+    }
+
+    /// Puts an order back as it was shown elsewhere, with its priority. Looks at nothing else: no fault is counted or marked.
+    ///
+    /// # Errors
+    /// As [`Self::add`]; the order is ignored.
+    pub fn put_back(&mut self, order: &OrderView) -> Result<(), BookFault> {
+        let entry = Order::of_view(order).filter(|_| order.size != 0).ok_or(BookFault::ZeroSize)?;
+        if !self.ladders.contains(order.instrument) {
+            return Err(BookFault::InstrumentUnknown);
+        }
+        self.store.insert(entry)?;
+        self.ladders.add(order.instrument, order.side, order.price_e9, order.size).map(|_| ())
+    }
+
+    /// Priority of the next order.
+    #[must_use]
+    pub fn priority_next(&self) -> u64 {
+        self.priority_next
+    }
+
+    /// Goes on with that priority.
+    pub fn set_priority_next(&mut self, priority: u64) {
+        self.priority_next = priority;
+    }
+
+    /// Price levels of all books.
+    #[must_use]
+    pub fn level_count(&self) -> u32 {
+        self.ladders.level_count()
+    }
+
+    /// What is known of a book besides its levels.
+    #[must_use]
+    pub fn marks(&self, instrument: InstrumentIndex) -> BookMarks {
+        self.ladders.marks(instrument)
+    }
+
+    /// Marks a book as another one was.
+    pub fn set_marks(&mut self, instrument: InstrumentIndex, marks: BookMarks) {
+        self.ladders.set_marks(instrument, marks);
     }
 
     /// One instrument's book.

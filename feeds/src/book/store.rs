@@ -55,6 +55,13 @@ pub trait OrderStore {
 
     /// All live orders, in no order that means anything; walks the whole table.
     fn iter(&self) -> impl Iterator<Item = &Order>;
+
+    /// Places for orders. An order that is neither inserted nor removed meanwhile is met by a walk over all of them, whatever
+    /// becomes of the others: it may move to a place further on, never back.
+    fn places(&self) -> usize;
+
+    /// The order in the place of that number, if there is one.
+    fn at(&self, place: usize) -> Option<&Order>;
 }
 
 /// Place of an order in a store.
@@ -90,6 +97,13 @@ impl Order {
             instrument_side: instrument.0 << 1 | side as u32,
             priority_passed: priority << PASSED_BITS,
         }
+    }
+
+    /// The same as it was shown; `None` where its priority or its instrument's number can't be.
+    pub(super) fn of_view(order: &OrderView) -> Option<Self> {
+        let OrderView { order_id, instrument, side, price_e9, size, priority } = *order;
+        let can_be = instrument.0 >> 31 == 0 && priority >> (u64::BITS - PASSED_BITS) == 0;
+        can_be.then(|| Self::new(order_id, instrument, side, price_e9, size, priority))
     }
 
     pub(super) fn instrument(&self) -> InstrumentIndex {

@@ -8,7 +8,10 @@ use crate::{
     transport::{Transport, VenueSession},
 };
 
-use super::REQUEST_BYTES_MAX;
+use super::{
+    REQUEST_BYTES_MAX,
+    copy::{CopyFault, CopyPlaces, CoreCounts, Taken, Touched},
+};
 
 /// One feed's decoder, books and normaliser behind the arbiter.
 pub(super) trait Core {
@@ -60,6 +63,38 @@ pub(super) trait Core {
 
     /// Bytes held by books and tables.
     fn memory_bytes(&self) -> usize;
+
+    /// Over how much a copy walks.
+    fn copy_places(&self) -> CopyPlaces;
+
+    /// The order in that place; `None` where there is none, or the feed tells no orders.
+    fn order_at(&self, _place: usize) -> Option<OrderView> {
+        None
+    }
+
+    /// A resting order.
+    fn order(&self, _order_id: u64) -> Option<OrderView> {
+        None
+    }
+
+    /// Writes what is kept of an instrument besides its orders, and of a feed by level its levels; nothing where that is nothing.
+    /// The buffer has room.
+    ///
+    /// # Errors
+    /// `BookTooDeep`.
+    fn write_book(&self, index: InstrumentIndex, out: &mut Vec<u8>) -> Result<(), CopyFault>;
+
+    /// Names everything that a message which has been applied may have changed.
+    fn touched(&self, message: &[u8], note: &mut dyn FnMut(Touched));
+
+    /// What books and names amount to.
+    fn counts(&self) -> CoreCounts;
+
+    /// Takes the state of another one, in that session. This one is new.
+    ///
+    /// # Errors
+    /// When it can't be, or there is no room. This one is worth nothing then.
+    fn restore(&mut self, session: Session, taken: &Taken) -> Result<(), CopyFault>;
 }
 
 /// What came of a message besides its records.

@@ -1,13 +1,16 @@
 //! IEX DEEP 1.0: price levels into books, completed events into records.
 
+use dbn::BidAskPair;
+
 use super::{
     ChannelConfig, REQUEST_BYTES_MAX, SchemaSet,
+    copy::{BOOK_LEVELS_MAX, CopyFault, CopyPlaces, CoreCounts, Fields, Taken, Touched},
     core::{Applied, Core, Fault},
     iex::IexChannel,
     tops::trade_of,
 };
 use crate::{
-    book::{BookCopy, BookFaultCounts, Change, InstrumentIndex, LevelChange, Side, levels::LevelBooks},
+    book::{BookCopy, BookFaultCounts, BookMarks, Change, InstrumentIndex, LevelChange, Side, levels::LevelBooks},
     drop_reason::DropReason,
     identity::{InstrumentId, Sequence, Session},
     normalise::records::{Action, Happening, Records, SHOWN_LEVELS, Shown, Subject, e9_from_e4},
@@ -210,6 +213,100 @@ impl Core for DeepCore {
 
     fn memory_bytes(&self) -> usize {
         self.books.memory_bytes()
+    }
+
+    fn copy_places(&self) -> CopyPlaces {
+        CopyPlaces { books: self.channel.named(), orders: 0 }
+    }
+
+    /// Symbol, marks, levels of each side with their count, and of an event under way what was before it.
+    fn write_book(&self, index: InstrumentIndex, out: &mut Vec<u8>) -> Result<(), CopyFault> {
+        let Some(symbol) = self.channel.symbol(index) else { return Ok(()) };
+        let view = self.books.view(index);
+        let level_count = Side::BOTH.into_iter().fold(0, |sum, side| sum + view.level_count(side) as usize);
+        if level_count > BOOK_LEVELS_MAX {
+            return Err(CopyFault::BookTooDeep);
+        }
+        out.extend(symbol);
+        out.push(self.books.marks(index).to_bits());
+        for side in Side::BOTH {
+            out.extend(view.level_count(side).to_le_bytes());
+            for level in view.levels(side) {
+                out.extend(level.price_e9.to_le_bytes());
+                out.extend(level.size.to_le_bytes());
+            }
+        }
+        let Some(event) = self.open.iter().find(|event| event.instrument == index) else { return Ok(()) };
+        out.push(event.was_doubtful.into());
+        out.extend(event.depth_min.to_le_bytes());
+        for BidAskPair { bid_px, ask_px, bid_sz, ask_sz, bid_ct, ask_ct } in &event.before.0 {
+            for price in [bid_px, ask_px] {
+                out.extend(price.to_le_bytes());
+            }
+            for number in [bid_sz, ask_sz, bid_ct, ask_ct] {
+                out.extend(number.to_le_bytes());
+            }
+        }
+        Ok(())
+    }
+
+    fn touched(&self, message: &[u8], note: &mut dyn FnMut(Touched)) {
+        self.channel.touched(message, note);
+    }
+
+    fn counts(&self) -> CoreCounts {
+        let named = u32::try_from(self.channel.named()).unwrap_or(u32::MAX);
+        CoreCounts {
+            levels: self.books.level_count().into(),
+            instruments: named,
+            is_new_suspect: self.books.marks(InstrumentIndex(named)).is_suspect,
+            ..CoreCounts::default()
+        }
+    }
+
+    fn restore(&mut self, session: Session, taken: &Taken) -> Result<(), CopyFault> {
+        self.begin_session(session);
+        if taken.counts.is_new_suspect {
+            self.books.mark_all_suspect();
+        }
+        for (index, body) in &taken.books {
+            let mut rest = Fields(body);
+            let index = self.channel.restore(*index, rest.array()?)?;
+            let marks = rest.u8()?;
+            if marks > 7 {
+                return Err(CopyFault::Malformed);
+            }
+            for side in Side::BOTH {
+                for _ in 0..rest.u32()? {
+                    let (price_e9, size) = (rest.i64()?, rest.u32()?);
+                    self.books.put_back(index, side, price_e9, size).map_err(|_| CopyFault::NoRoom)?;
+                }
+            }
+            self.books.set_marks(index, BookMarks::from_bits(marks));
+            if !rest.0.is_empty() {
+                self.open.push(OpenEvent::read(index, &mut rest)?);
+            }
+            rest.end()?;
+        }
+        if self.open.len() <= OPEN_EVENTS_MAX { Ok(()) } else { Err(CopyFault::Malformed) }
+    }
+}
+
+impl OpenEvent {
+    fn read(instrument: InstrumentIndex, rest: &mut Fields<'_>) -> Result<Self, CopyFault> {
+        let (was_doubtful, depth_min) = (rest.flag()?, rest.u32()?);
+        let mut before = Shown::default();
+        for pair in &mut before.0 {
+            *pair = BidAskPair {
+                bid_px: rest.i64()?,
+                ask_px: rest.i64()?,
+                bid_sz: rest.u32()?,
+                ask_sz: rest.u32()?,
+                bid_ct: rest.u32()?,
+                ask_ct: rest.u32()?,
+            };
+        }
+        Ok(Self { instrument, before, was_doubtful, depth_min })
     }
 }
 

@@ -4,6 +4,7 @@ use dbn::{StatType, StatusAction, StatusReason, TriState};
 
 use super::{
     ChannelConfig, SchemaSet,
+    copy::{CopyFault, Touched},
     core::{Applied, Notice},
 };
 use crate::{
@@ -178,6 +179,34 @@ impl IexChannel {
         Ok(Applied { notice, ..Applied::default() })
     }
 
+    /// Instruments that have been named.
+    pub(super) fn named(&self) -> usize {
+        self.symbols.count()
+    }
+
+    /// The symbol of a named instrument.
+    pub(super) fn symbol(&self, index: InstrumentIndex) -> Option<[u8; 8]> {
+        self.symbols.get(index).map(|named| named.symbol)
+    }
+
+    /// Whichever kind a message is, it may have touched the instrument that it names.
+    pub(super) fn touched(&self, message: &[u8], note: &mut dyn FnMut(Touched)) {
+        let symbol = message.get(SYMBOL_AT..).and_then(|rest| rest.first_chunk().copied());
+        if let Some(index) = symbol.and_then(|symbol| self.symbols.find(symbol)) {
+            note(Touched::Book(index));
+        }
+    }
+
+    /// Names an instrument as another gateway has: in the same order, so in the same place.
+    ///
+    /// # Errors
+    /// When it would come to another place, or to none.
+    pub(super) fn restore(&mut self, index: u32, symbol: [u8; 8]) -> Result<InstrumentIndex, CopyFault> {
+        let found = self.symbols.find_or_enter(symbol).map_err(|_| CopyFault::NoRoom)?;
+        let is_its_place = found.is_new && found.index.0 == index;
+        if is_its_place { Ok(found.index) } else { Err(CopyFault::Malformed) }
+    }
+
     fn status(&mut self, subject: &Subject, fill: impl FnOnce(&mut dbn::StatusMsg)) {
         if self.wants(SchemaSet::STATUS) {
             let mut status = subject.status();
@@ -186,6 +215,9 @@ impl IexChannel {
         }
     }
 }
+
+/// Where the symbol stands in every message that names an instrument: behind type, flags and time.
+const SYMBOL_AT: usize = 10;
 
 /// System event after which no message of the day follows.
 const END_OF_MESSAGES: u8 = b'C';

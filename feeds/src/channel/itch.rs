@@ -4,11 +4,12 @@ use dbn::{StatType, StatusAction, StatusReason, TriState, UNDEF_PRICE};
 
 use super::{
     ChannelConfig, REQUEST_BYTES_MAX, SchemaSet,
+    copy::{CopyFault, CopyPlaces, CoreCounts, Taken, Touched},
     core::{Applied, Core, Fault, Notice},
 };
 use crate::{
     book::{
-        BookCopy, BookFault, BookFaultCounts, Change, InstrumentIndex, OrderView, Side, orders::OrderBooks,
+        BookCopy, BookFault, BookFaultCounts, BookMarks, Change, InstrumentIndex, OrderView, Side, orders::OrderBooks,
         store::OrderStore,
     },
     drop_reason::DropReason,
@@ -609,6 +610,72 @@ impl<S: OrderStore> Core for ItchCore<S> {
     fn memory_bytes(&self) -> usize {
         self.books.memory_bytes() + self.named.bytes() + self.cleared.bytes()
     }
+
+    fn copy_places(&self) -> CopyPlaces {
+        CopyPlaces { books: LOCATES, orders: self.books.places() }
+    }
+
+    fn order_at(&self, place: usize) -> Option<OrderView> {
+        self.books.order_at(place)
+    }
+
+    fn order(&self, order_id: u64) -> Option<OrderView> {
+        self.books.order(order_id)
+    }
+
+    /// One byte: named, cleared, then the book's marks.
+    fn write_book(&self, locate: InstrumentIndex, out: &mut Vec<u8>) -> Result<(), CopyFault> {
+        let (named, cleared) = (self.named.contains(locate.0), self.cleared.contains(locate.0));
+        let bits = u8::from(named) | u8::from(cleared) << 1 | self.books.marks(locate).to_bits() << 2;
+        if bits != 0 {
+            out.push(bits);
+        }
+        Ok(())
+    }
+
+    fn touched(&self, message: &[u8], note: &mut dyn FnMut(Touched)) {
+        let Some(touched) = itch50::touches(message) else { return };
+        note(Touched::Book(InstrumentIndex(u32::from(touched.stock_locate))));
+        for order_id in touched.order_reference_number.into_iter().chain(itch50::replacement(message)) {
+            note(Touched::Order(order_id));
+        }
+    }
+
+    fn counts(&self) -> CoreCounts {
+        CoreCounts {
+            orders: self.books.order_count() as u64,
+            levels: self.books.level_count().into(),
+            instruments: 0,
+            priority_next: self.books.priority_next(),
+            is_new_suspect: false,
+        }
+    }
+
+    fn restore(&mut self, session: Session, taken: &Taken) -> Result<(), CopyFault> {
+        self.begin_session(session);
+        for order in taken.by_priority() {
+            if order.priority >= taken.counts.priority_next {
+                return Err(CopyFault::Malformed);
+            }
+            self.books.put_back(&order).map_err(|_| CopyFault::NoRoom)?;
+        }
+        self.books.set_priority_next(taken.counts.priority_next);
+        for (locate, body) in &taken.books {
+            let bits = match body.as_slice() {
+                [] => 0,
+                [bits @ 0..=0x1f] => *bits,
+                _ => return Err(CopyFault::Malformed),
+            };
+            if bits & 1 != 0 {
+                self.named.insert(*locate);
+            }
+            if bits & 2 != 0 {
+                self.cleared.insert(*locate);
+            }
+            self.books.set_marks(InstrumentIndex(*locate), BookMarks::from_bits(bits >> 2));
+        }
+        Ok(())
+    }
 }
 
 /// One bit for each of a fixed number of members.
@@ -627,6 +694,10 @@ impl BitSet {
         let is_new = *word & bit == 0;
         *word |= bit;
         is_new
+    }
+
+    fn contains(&self, member: u32) -> bool {
+        self.0.get((member / 64) as usize).is_some_and(|word| *word & 1 << (member % 64) != 0)
     }
 
     fn clear(&mut self) {

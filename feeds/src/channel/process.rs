@@ -6,7 +6,7 @@ use super::{
     evidence::{EvidenceRing, Why},
 };
 use crate::{
-    drop_reason::DropCounts,
+    drop_reason::{DropCounts, DropReason},
     edge::TsRecv,
     frame::{FrameFlags, FrameKind, FrameMeta, FrameSink},
     identity::Sequence,
@@ -28,7 +28,7 @@ pub(super) struct Process<'c, C> {
 
 impl<C: Core> Process<'_, C> {
     /// Three passes over the packet: two ask the memory for what the last one will touch, the second of them for what
-    /// the first one's answers lead to.
+    /// the first one's answers lead to. False where a message could not be understood that a book should have had.
     #[allow(clippy::too_many_arguments, reason = "the fields of one delivery")]
     pub(super) fn packet<S: FrameSink>(
         &mut self,
@@ -39,7 +39,7 @@ impl<C: Core> Process<'_, C> {
         ts_recv: UnixNs,
         send_time: Option<UnixNs>,
         sink: &mut S,
-    ) {
+    ) -> bool {
         let mut ahead = block;
         while let Some(message) = C::Transport::next_message(&mut ahead) {
             self.core.prefetch(message);
@@ -49,14 +49,15 @@ impl<C: Core> Process<'_, C> {
             self.core.prefetch_behind(message);
         }
         let mut rest = block;
-        let mut sequence = first;
+        let (mut sequence, mut is_whole) = (first, true);
         while sequence < until {
             let Some(message) = C::Transport::next_message(&mut rest) else { break };
             if sequence >= from {
-                self.message(message, sequence, block, ts_recv, send_time, sink);
+                is_whole &= self.message(message, sequence, block, ts_recv, send_time, sink);
             }
             sequence = sequence.plus(1);
         }
+        is_whole
     }
 
     fn message<S: FrameSink>(
@@ -67,7 +68,7 @@ impl<C: Core> Process<'_, C> {
         ts_recv: UnixNs,
         send_time: Option<UnixNs>,
         sink: &mut S,
-    ) {
+    ) -> bool {
         self.counters.messages += 1;
         let applied = match self.core.apply(message, sequence) {
             Ok(applied) => applied,
@@ -75,7 +76,7 @@ impl<C: Core> Process<'_, C> {
                 self.counters.messages_refused += 1;
                 self.drops.count(reason);
                 self.evidence.keep(Why::Refused(reason), sequence, ts_recv, block);
-                return;
+                return reason == DropReason::MessageTypeUnknown;
             }
         };
         if let Some(fault) = applied.fault {
@@ -88,7 +89,7 @@ impl<C: Core> Process<'_, C> {
         }
         let records = self.core.records();
         if records.count() == 0 {
-            return;
+            return true;
         }
         self.counters.frames += 1;
         self.counters.records += u64::from(records.count());
@@ -107,6 +108,7 @@ impl<C: Core> Process<'_, C> {
             ts_in_delta_ns,
         };
         sink.frame(&meta, records.count(), records.bytes());
+        true
     }
 }
 

@@ -3,6 +3,7 @@
 //! Venues name their sessions in their own ways (MoldUDP64: ten characters; IEX: a number that stays the same when the
 //! numbering restarts). Here each becomes a [`Session`]: feed, trading date, restart count.
 
+use super::copy::{CopyFault, Fields};
 use crate::{
     identity::{Feed, Sequence, Session},
     time::{TradingDate, UnixNs},
@@ -116,6 +117,49 @@ impl SessionTracker {
             heard: UnixNs(0),
             has_ended: false,
         }
+    }
+
+    /// Writes what is known of numberings, for a copy; false where there is none.
+    pub(super) fn write(&self, out: &mut Vec<u8>) -> bool {
+        let Some(Numbering { session, venue, started, latest, has_messages }) = self.current else { return false };
+        out.extend(session.to_bytes());
+        out.extend(venue.0);
+        out.extend(started.0.to_le_bytes());
+        out.extend(latest.0.to_le_bytes());
+        out.push(has_messages.into());
+        for ended in self.ended {
+            out.push(ended.is_some().into());
+            out.extend(ended.unwrap_or_default().0);
+        }
+        out.extend(u8::try_from(self.ended_next).unwrap_or(0).to_le_bytes());
+        out.extend(self.marker_latest.0.to_le_bytes());
+        out.extend(self.heard.0.to_le_bytes());
+        out.push(self.has_ended.into());
+        true
+    }
+
+    /// Knows what another one has written; packets that are still in doubt there count for nothing here.
+    ///
+    /// # Errors
+    /// Where that can't be, or is of another feed or day.
+    pub(super) fn restore(&mut self, rest: &mut Fields<'_>) -> Result<Session, CopyFault> {
+        let session = rest.session()?;
+        if session.feed != self.feed || self.date.is_some_and(|date| date != session.date) {
+            return Err(CopyFault::Another);
+        }
+        let (venue, started, latest) = (rest.venue_session()?, rest.unix_ns()?, rest.unix_ns()?);
+        self.current = Some(Numbering { session, venue, started, latest, has_messages: rest.flag()? });
+        for ended in &mut self.ended {
+            let (is_some, venue) = (rest.flag()?, rest.venue_session()?);
+            *ended = is_some.then_some(venue);
+        }
+        self.ended_next = usize::from(rest.u8()?);
+        if self.ended_next >= self.ended.len() {
+            return Err(CopyFault::Malformed);
+        }
+        (self.marker_latest, self.heard) = (rest.unix_ns()?, rest.unix_ns()?);
+        self.has_ended = rest.flag()?;
+        Ok(session)
     }
 
     /// The current numbering.

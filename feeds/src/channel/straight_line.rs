@@ -5,15 +5,17 @@ use std::cmp::Ordering;
 use zerocopy::IntoBytes;
 
 use super::{
-    ChannelConfig, ChannelCounters, ChannelState, Datagram, LateStart, Numbering, REQUEST_BYTES_MAX, Wanted,
+    ChannelConfig, ChannelCounters, ChannelState, CopyFault, CopyStep, Datagram, LateStart, Numbering,
+    REQUEST_BYTES_MAX, Wanted,
     ahead::Ahead,
+    copy::{CopyWalk, Fields, Taken},
     core::Core,
     evidence::{EvidenceRing, Why},
     process::Process,
     session::{Belongs, SessionTracker},
 };
 use crate::{
-    arbiter::{Arbiter, Arrival, Asked, Delivery},
+    arbiter::{Arbiter, Arrival, Asked, Delivery, SEQUENCE_END},
     drop_reason::{DropCounts, DropReason},
     frame::{FrameKind, FrameMeta, FrameSink, GapBody, StateBody},
     identity::{Line, Sequence, Session},
@@ -48,6 +50,8 @@ pub(super) struct StraightLine<C> {
     peer_gap: Option<Session>,
     pub(super) has_failed: bool,
     told: ChannelState,
+    /// Somebody takes a copy, slice by slice.
+    copying: Option<Box<CopyWalk>>,
 }
 
 impl<C: Core> StraightLine<C> {
@@ -69,6 +73,7 @@ impl<C: Core> StraightLine<C> {
             peer_gap: None,
             has_failed: false,
             told: ChannelState::Waiting,
+            copying: None,
             config,
         }
     }
@@ -259,6 +264,7 @@ impl<C: Core> StraightLine<C> {
             self.end(sink);
         }
         self.counters.sessions += 1;
+        self.spoil_copy();
         self.core.begin_session(session);
         self.ends_at = None;
         self.has_ended = false;
@@ -285,14 +291,20 @@ impl<C: Core> StraightLine<C> {
 
     /// Lets the arbiter work and handles what it delivers, in order.
     fn arbitrate<S: FrameSink>(&mut self, sink: &mut S, work: impl FnOnce(&mut Arbiter, &mut dyn FnMut(Delivery<'_>))) {
-        let Self { config, arbiter, core, counters, drops, evidence, ends_at, has_missed, .. } = self;
+        let Self { config, arbiter, core, counters, drops, evidence, ends_at, has_missed, copying, .. } = self;
         work(arbiter, &mut |delivery| match delivery {
             Delivery::Packet { first, from, until, block, ts_recv, send_time, .. } => {
                 sink.arbitrated();
                 let (ts_recv_wanted, has_missed) = (config.ts_recv, *has_missed);
                 let mut process =
                     Process { core, counters, drops, evidence, ends_at, has_missed, ts_recv: ts_recv_wanted };
-                process.packet(first, from, until, block, ts_recv, send_time, sink);
+                let is_whole = process.packet(first, from, until, block, ts_recv, send_time, sink);
+                if let Some(copying) = copying {
+                    if !is_whole {
+                        copying.spoil();
+                    }
+                    copying.note(core, (first, from, until), block);
+                }
                 sink.settled(until);
             }
             Delivery::Gap(gap) => {
@@ -300,6 +312,9 @@ impl<C: Core> StraightLine<C> {
                 counters.gap_messages += gap.count();
                 core.on_gap();
                 *has_missed = true;
+                if let Some(copying) = copying {
+                    copying.spoil();
+                }
                 let body = GapBody { first: gap.first().0.into(), next: gap.next().0.into() };
                 sink.frame(&FrameMeta::own(FrameKind::Gap, gap.first(), gap.next()), 0, body.as_bytes());
                 sink.settled(gap.next());
@@ -359,7 +374,76 @@ impl<C: Core> StraightLine<C> {
         self.peer_gap = self.peer_gap.max(Some(session));
         if self.sessions.current().is_some_and(|current| current.session == session) {
             self.core.on_gap();
+            self.spoil_copy();
         }
+    }
+
+    fn spoil_copy(&mut self) {
+        if let Some(copying) = &mut self.copying {
+            copying.spoil();
+        }
+    }
+
+    pub(super) fn begin_copy(&mut self, walk: Box<CopyWalk>) -> Option<Box<CopyWalk>> {
+        self.copying.replace(walk)
+    }
+
+    pub(super) fn end_copy(&mut self) -> Option<Box<CopyWalk>> {
+        self.copying.take()
+    }
+
+    pub(super) fn copy_slice(&mut self, out: &mut Vec<u8>) -> CopyStep {
+        if self.has_failed || self.sessions.current().is_none() || self.arbiter.expected().is_none() {
+            return CopyStep::Failed(CopyFault::NoState);
+        }
+        let Some(mut walk) = self.copying.take() else { return CopyStep::Failed(CopyFault::NoState) };
+        let step = walk.slice(&self.core, &self.config, out, |out| self.write_end(out));
+        self.copying = Some(walk);
+        step
+    }
+
+    /// What a copy tells of the channel at its end.
+    fn write_end(&self, out: &mut Vec<u8>) -> Option<Sequence> {
+        let expected = self.arbiter.expected()?;
+        if !self.sessions.write(out) {
+            return None;
+        }
+        out.extend(expected.0.to_le_bytes());
+        out.extend([self.has_missed, self.has_ended, self.ends_at.is_some()].map(u8::from));
+        out.extend(self.ends_at.unwrap_or_default().0.to_le_bytes());
+        out.push(self.peer_gap.is_some().into());
+        out.extend(self.peer_gap.map_or([0; Session::BYTES], Session::to_bytes));
+        Some(expected)
+    }
+
+    /// Goes on where the copied channel stood. This one is new.
+    pub(super) fn restore(&mut self, taken: &Taken, end: &[u8]) -> Result<(), CopyFault> {
+        let mut rest = Fields(end);
+        let session = self.sessions.restore(&mut rest)?;
+        let expected = Sequence(rest.u64()?);
+        let (has_missed, has_ended, is_ending) = (rest.flag()?, rest.flag()?, rest.flag()?);
+        let ends_at = Sequence(rest.u64()?);
+        let (is_gap, gap) = (rest.flag()?, rest.array()?);
+        rest.end()?;
+        if !(Sequence(1)..SEQUENCE_END).contains(&expected) {
+            return Err(CopyFault::Malformed);
+        }
+        let peer_gap = is_gap.then(|| Session::from_bytes(gap).ok_or(CopyFault::Malformed)).transpose()?;
+        self.core.restore(session, taken)?;
+        if self.core.counts() != taken.counts {
+            return Err(CopyFault::Incomplete);
+        }
+        self.arbiter.begin_session(Some(expected));
+        (self.has_missed, self.has_ended, self.peer_gap) = (has_missed, has_ended, peer_gap);
+        self.ends_at = is_ending.then_some(ends_at);
+        // Its first numbering has begun.
+        self.counters.sessions = 1;
+        Ok(())
+    }
+
+    pub(super) fn has_missed(&self) -> bool {
+        self.has_missed
+            || self.peer_gap.is_some_and(|gap| self.sessions.current().is_some_and(|now| now.session == gap))
     }
 
     pub(super) fn state(&self) -> ChannelState {

@@ -4,6 +4,7 @@
 //! and each record. A table in a test is the row of the specification that it promises.
 #![allow(clippy::cast_possible_truncation, reason = "test sizes are small")]
 
+mod copy;
 mod deep;
 mod input;
 mod itch;

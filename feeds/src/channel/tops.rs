@@ -4,11 +4,12 @@ use dbn::{BidAskPair, UNDEF_PRICE};
 
 use super::{
     ChannelConfig, REQUEST_BYTES_MAX, SchemaSet,
+    copy::{CopyFault, CopyPlaces, CoreCounts, Fields, Taken, Touched},
     core::{Applied, Core, Fault},
     iex::IexChannel,
 };
 use crate::{
-    book::{BookCopy, BookFault, BookFaultCounts, Level, Side},
+    book::{BookCopy, BookFault, BookFaultCounts, InstrumentIndex, Level, Side},
     drop_reason::DropReason,
     identity::{InstrumentId, Sequence, Session},
     normalise::records::{Action, Happening, Records, e9_from_e4, size_u32},
@@ -164,6 +165,55 @@ impl Core for TopsCore {
 
     fn memory_bytes(&self) -> usize {
         self.quotes.len() * size_of::<Quote>()
+    }
+
+    fn copy_places(&self) -> CopyPlaces {
+        CopyPlaces { books: self.channel.named(), orders: 0 }
+    }
+
+    /// Symbol, whether it is in doubt, then price and size of bid and ask.
+    fn write_book(&self, index: InstrumentIndex, out: &mut Vec<u8>) -> Result<(), CopyFault> {
+        let (Some(symbol), Some(quote)) = (self.channel.symbol(index), self.quotes.get(index.0 as usize)) else {
+            return Ok(());
+        };
+        out.extend(symbol);
+        out.push(quote.is_suspect.into());
+        let BidAskPair { bid_px, bid_sz, ask_px, ask_sz, .. } = quote.pair;
+        for (price, size) in [(bid_px, bid_sz), (ask_px, ask_sz)] {
+            out.extend(price.to_le_bytes());
+            out.extend(size.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    fn touched(&self, message: &[u8], note: &mut dyn FnMut(Touched)) {
+        self.channel.touched(message, note);
+    }
+
+    fn counts(&self) -> CoreCounts {
+        let named = self.channel.named();
+        CoreCounts {
+            instruments: u32::try_from(named).unwrap_or(u32::MAX),
+            is_new_suspect: self.quotes.get(named).is_some_and(|quote| quote.is_suspect),
+            ..CoreCounts::default()
+        }
+    }
+
+    fn restore(&mut self, session: Session, taken: &Taken) -> Result<(), CopyFault> {
+        self.begin_session(session);
+        if taken.counts.is_new_suspect {
+            self.on_gap();
+        }
+        for (index, body) in &taken.books {
+            let mut rest = Fields(body);
+            let index = self.channel.restore(*index, rest.array()?)?;
+            let is_suspect = rest.flag()?;
+            let (bid_px, bid_sz, ask_px, ask_sz) = (rest.i64()?, rest.u32()?, rest.i64()?, rest.u32()?);
+            rest.end()?;
+            let pair = BidAskPair { bid_px, ask_px, bid_sz, ask_sz, bid_ct: 0, ask_ct: 0 };
+            *self.quotes.get_mut(index.0 as usize).ok_or(CopyFault::NoRoom)? = Quote { pair, is_suspect };
+        }
+        Ok(())
     }
 }
 

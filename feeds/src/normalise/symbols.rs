@@ -55,8 +55,7 @@ impl SymbolTable {
     pub fn find_or_enter(&mut self, symbol: [u8; 8]) -> Result<Found, DropReason> {
         let key = u64::from_le_bytes(symbol);
         let mask = self.slots.len() - 1;
-        // Fibonacci hashing; symbols are few and the table is half empty, so runs are short.
-        let mut slot = usize::try_from(key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).unwrap_or(0) & mask;
+        let mut slot = slot_of(key, mask);
         for _ in 0..=mask {
             match self.slots.get(slot).copied() {
                 Some(0) | None => break,
@@ -72,6 +71,28 @@ impl SymbolTable {
             slot = (slot + 1) & mask;
         }
         self.enter(symbol, slot)
+    }
+
+    /// The place of that symbol, if it has been entered.
+    #[must_use]
+    pub fn find(&self, symbol: [u8; 8]) -> Option<InstrumentIndex> {
+        let key = u64::from_le_bytes(symbol);
+        let mask = self.slots.len() - 1;
+        let mut slot = slot_of(key, mask);
+        for _ in 0..=mask {
+            let index = InstrumentIndex(self.slots.get(slot)?.checked_sub(1)?);
+            if self.get(index).is_some_and(|named| named.symbol == symbol) {
+                return Some(index);
+            }
+            slot = (slot + 1) & mask;
+        }
+        None
+    }
+
+    /// How many have been entered.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.instruments.len()
     }
 
     /// The instrument at that place.
@@ -105,6 +126,11 @@ impl SymbolTable {
         }
         Ok(Found { index: InstrumentIndex(index), id, is_new: true })
     }
+}
+
+/// Fibonacci hashing; symbols are few and the table is half empty, so runs are short.
+fn slot_of(key: u64, mask: usize) -> usize {
+    usize::try_from(key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).unwrap_or(0) & mask
 }
 
 /// A symbol without the spaces that pad it on the right.

@@ -193,6 +193,15 @@ impl OrderStore for HashStore {
     fn iter(&self) -> impl Iterator<Item = &Order> {
         self.places.iter().filter(|place| place.size != 0)
     }
+
+    /// Nothing ever moves here.
+    fn places(&self) -> usize {
+        self.places.len()
+    }
+
+    fn at(&self, place: usize) -> Option<&Order> {
+        self.places.get(place).filter(|place| place.size != 0)
+    }
 }
 
 impl Order {

@@ -153,6 +153,19 @@ impl OrderStore for WindowStore {
     fn iter(&self) -> impl Iterator<Item = &Order> {
         self.window.iter().filter(|place| place.size != 0).chain(self.elders.iter())
     }
+
+    /// What moves goes from the window to the hash store, which comes behind it. Who moves within the walk over the hash store
+    /// has been met in the window.
+    fn places(&self) -> usize {
+        self.window.len() + self.elders.places()
+    }
+
+    fn at(&self, place: usize) -> Option<&Order> {
+        match place.checked_sub(self.window.len()) {
+            None => self.window.get(place).filter(|place| place.size != 0),
+            Some(elder) => self.elders.at(elder),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -122,7 +122,7 @@ fn cut(messages: &[Vec<u8>], lengths: &[usize]) -> Vec<Vec<u8>> {
     cut_of(Feed::NasdaqItch, messages, lengths)
 }
 
-fn cut_of(feed: Feed, messages: &[Vec<u8>], lengths: &[usize]) -> Vec<Vec<u8>> {
+pub(super) fn cut_of(feed: Feed, messages: &[Vec<u8>], lengths: &[usize]) -> Vec<Vec<u8>> {
     let mut stream = Stream::new(feed);
     let mut packets = Vec::new();
     let mut rest = messages;
@@ -137,7 +137,7 @@ fn cut_of(feed: Feed, messages: &[Vec<u8>], lengths: &[usize]) -> Vec<Vec<u8>> {
     packets
 }
 
-const SCHEMAS: SchemaSet = SchemaSet(0xff);
+pub(super) const SCHEMAS: SchemaSet = SchemaSet(0xff);
 
 /// A message of IEX's: of each kind some, about a few symbols.
 fn iex_message(feed: Feed) -> impl Strategy<Value = Vec<u8>> {
@@ -158,7 +158,7 @@ fn iex_message(feed: Feed) -> impl Strategy<Value = Vec<u8>> {
 }
 
 /// A day of any feed.
-fn any_day() -> impl Strategy<Value = (Feed, Vec<Vec<u8>>)> {
+pub(super) fn any_day() -> impl Strategy<Value = (Feed, Vec<Vec<u8>>)> {
     let itch = prop::collection::vec(step(), 1..120).prop_map(|steps| (Feed::NasdaqItch, day(&steps)));
     let iex = |feed| prop::collection::vec(iex_message(feed), 1..120).prop_map(move |messages| (feed, messages));
     prop_oneof![itch, iex(Feed::IexTops), iex(Feed::IexDeep)]

@@ -131,6 +131,14 @@ pub fn touches(message: &[u8]) -> Option<Touched> {
     Some(Touched { stock_locate: prefix.stock_locate.get(), order_reference_number })
 }
 
+/// The id of the order that takes another one's place by a replacement; `None` for any other message.
+#[must_use]
+pub fn replacement(message: &[u8]) -> Option<u64> {
+    let (prefix, rest) = Prefix::ref_from_prefix(message).ok()?;
+    let new_id = rest.get(size_of::<u64>()..)?.first_chunk().copied().map(u64::from_be_bytes);
+    new_id.filter(|_| prefix.message_type == b'U')
+}
+
 /// Whether the bytes have a type of this protocol and the length that goes with it.
 #[must_use]
 pub fn fits(message: &[u8]) -> bool {

@@ -1,0 +1,250 @@
+//! The taker's side: slices into a channel that goes on where the copied one stood.
+
+use std::collections::BTreeMap;
+
+use super::{BOOK, CopyFault, CoreCounts, END, GONE, HEAD, ITEM_BYTES_MAX, MAGIC, ORDER, VERSION};
+use crate::{
+    book::{InstrumentIndex, OrderView, Side},
+    channel::{Channel, ChannelConfig},
+    identity::Session,
+    time::UnixNs,
+    transport::VenueSession,
+};
+
+/// Takes slices in their order, then makes a channel of them. On a cold thread: it allocates as much as comes, within what the
+/// channel's limits allow.
+#[derive(Debug)]
+pub struct CopyTaker {
+    config: ChannelConfig,
+    has_head: bool,
+    taken: Taken,
+    /// Bytes of `taken.books`.
+    book_bytes: usize,
+    end: Option<Vec<u8>>,
+}
+
+/// What came, as it came.
+#[derive(Debug, Default)]
+pub(in crate::channel) struct Taken {
+    /// In the order of their coming; of those with one id the last one holds.
+    pub(in crate::channel) orders: Vec<TakenOrder>,
+    /// By index; the last one that came.
+    pub(in crate::channel) books: BTreeMap<u32, Vec<u8>>,
+    pub(in crate::channel) counts: CoreCounts,
+}
+
+/// An order, or that it is gone.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::channel) struct TakenOrder {
+    pub(in crate::channel) order_id: u64,
+    pub(in crate::channel) resting: Option<OrderView>,
+}
+
+/// Orders that may be told twice or be gone again: see how much the giver notes.
+const ORDERS_TOUCHED_MAX: usize = 1 << 20;
+/// Room for each book, besides its levels.
+const BOOK_BYTES: usize = 512;
+/// A level as an item of a book holds it.
+const LEVEL_BYTES: usize = 12;
+
+impl CopyTaker {
+    /// For a channel of that configuration.
+    #[must_use]
+    pub fn new(config: ChannelConfig) -> Self {
+        Self { config, has_head: false, taken: Taken::default(), book_bytes: 0, end: None }
+    }
+
+    /// Takes the next slice. Whether it was the last one.
+    ///
+    /// # Errors
+    /// [`CopyFault`]: all of it is worth nothing then.
+    pub fn take(&mut self, slice: &[u8]) -> Result<bool, CopyFault> {
+        let mut rest = Fields(slice);
+        while !rest.0.is_empty() {
+            let kind = rest.u8()?;
+            if self.end.is_some() || self.has_head == (kind == HEAD) {
+                return Err(CopyFault::Malformed);
+            }
+            match kind {
+                HEAD => self.head(&mut rest)?,
+                ORDER => {
+                    let order = rest.order()?;
+                    self.put(TakenOrder { order_id: order.order_id, resting: Some(order) })?;
+                }
+                GONE => {
+                    let order_id = rest.u64()?;
+                    self.put(TakenOrder { order_id, resting: None })?;
+                }
+                BOOK => {
+                    let index = rest.u32()?;
+                    let length = usize::from(rest.u16()?);
+                    self.book(index, rest.bytes(length)?)?;
+                }
+                END => {
+                    self.taken.counts = rest.counts()?;
+                    // The rest is the channel's.
+                    self.end = Some(std::mem::take(&mut rest.0).to_vec());
+                }
+                _ => return Err(CopyFault::Malformed),
+            }
+        }
+        Ok(self.end.is_some())
+    }
+
+    /// Orders and books that have come, for whoever wants to see it go on.
+    #[must_use]
+    pub fn items(&self) -> usize {
+        self.taken.orders.len() + self.taken.books.len()
+    }
+
+    /// The channel in that state, with all its memory.
+    ///
+    /// # Errors
+    /// [`CopyFault`]; `Incomplete` before the last slice has come.
+    pub fn into_channel(self) -> Result<Channel, CopyFault> {
+        let Self { config, mut taken, end, .. } = self;
+        let end = end.ok_or(CopyFault::Incomplete)?;
+        // Stable, so that the last one of an id stays the last.
+        taken.orders.sort_by_key(|order| order.order_id);
+        taken.orders.dedup_by(|later, earlier| {
+            let is_same = later.order_id == earlier.order_id;
+            if is_same {
+                *earlier = *later;
+            }
+            is_same
+        });
+        taken.orders.retain(|order| order.resting.is_some());
+        let mut channel = Channel::new(config);
+        channel.restore(&taken, &end)?;
+        Ok(channel)
+    }
+
+    fn head(&mut self, rest: &mut Fields<'_>) -> Result<(), CopyFault> {
+        let (magic, numbers) = (rest.array::<8>()?, [rest.u16()?, rest.u16()?, rest.u16()?]);
+        if magic != MAGIC {
+            return Err(CopyFault::Malformed);
+        }
+        if numbers != [VERSION, self.config.feed as u16, self.config.schemas.0] {
+            return Err(CopyFault::Another);
+        }
+        self.has_head = true;
+        Ok(())
+    }
+
+    fn put(&mut self, order: TakenOrder) -> Result<(), CopyFault> {
+        let orders_max = (self.config.books.orders_max as usize).saturating_add(ORDERS_TOUCHED_MAX);
+        if self.taken.orders.len() >= orders_max {
+            return Err(CopyFault::NoRoom);
+        }
+        self.taken.orders.push(order);
+        Ok(())
+    }
+
+    fn book(&mut self, index: u32, body: &[u8]) -> Result<(), CopyFault> {
+        if body.len() > ITEM_BYTES_MAX {
+            return Err(CopyFault::Malformed);
+        }
+        let limits = &self.config.books;
+        let books_max = if self.config.feed.is_by_order() { 1 << 16 } else { limits.instruments_max as usize };
+        let bytes_max = books_max * BOOK_BYTES + limits.levels_max as usize * LEVEL_BYTES;
+        if index as usize >= books_max {
+            return Err(CopyFault::NoRoom);
+        }
+        let before = self.taken.books.insert(index, body.to_vec()).map_or(0, |before| before.len());
+        self.book_bytes = (self.book_bytes + body.len()).saturating_sub(before);
+        if self.book_bytes > bytes_max { Err(CopyFault::NoRoom) } else { Ok(()) }
+    }
+}
+
+impl Taken {
+    /// Resting orders, in the order in which they came to the books.
+    pub(in crate::channel) fn by_priority(&self) -> Vec<OrderView> {
+        let mut orders: Vec<OrderView> = self.orders.iter().filter_map(|order| order.resting).collect();
+        orders.sort_unstable_by_key(|order| order.priority);
+        orders
+    }
+}
+
+/// Bytes that are read from the front; each read checks that they are there.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::channel) struct Fields<'a>(pub(in crate::channel) &'a [u8]);
+
+impl<'a> Fields<'a> {
+    pub(in crate::channel) fn bytes(&mut self, count: usize) -> Result<&'a [u8], CopyFault> {
+        let (bytes, rest) = self.0.split_at_checked(count).ok_or(CopyFault::Malformed)?;
+        self.0 = rest;
+        Ok(bytes)
+    }
+
+    pub(in crate::channel) fn array<const N: usize>(&mut self) -> Result<[u8; N], CopyFault> {
+        let (bytes, rest) = self.0.split_first_chunk().ok_or(CopyFault::Malformed)?;
+        self.0 = rest;
+        Ok(*bytes)
+    }
+
+    pub(in crate::channel) fn u8(&mut self) -> Result<u8, CopyFault> {
+        self.array().map(u8::from_le_bytes)
+    }
+
+    pub(in crate::channel) fn u16(&mut self) -> Result<u16, CopyFault> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    pub(in crate::channel) fn u32(&mut self) -> Result<u32, CopyFault> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    pub(in crate::channel) fn u64(&mut self) -> Result<u64, CopyFault> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    pub(in crate::channel) fn i64(&mut self) -> Result<i64, CopyFault> {
+        self.array().map(i64::from_le_bytes)
+    }
+
+    pub(in crate::channel) fn flag(&mut self) -> Result<bool, CopyFault> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(CopyFault::Malformed),
+        }
+    }
+
+    pub(in crate::channel) fn unix_ns(&mut self) -> Result<UnixNs, CopyFault> {
+        self.u64().map(UnixNs)
+    }
+
+    pub(in crate::channel) fn venue_session(&mut self) -> Result<VenueSession, CopyFault> {
+        self.array().map(VenueSession)
+    }
+
+    pub(in crate::channel) fn session(&mut self) -> Result<Session, CopyFault> {
+        Session::from_bytes(self.array()?).ok_or(CopyFault::Malformed)
+    }
+
+    /// Nothing is left over.
+    pub(in crate::channel) fn end(&self) -> Result<(), CopyFault> {
+        if self.0.is_empty() { Ok(()) } else { Err(CopyFault::Malformed) }
+    }
+
+    fn order(&mut self) -> Result<OrderView, CopyFault> {
+        let order_id = self.u64()?;
+        let instrument_side = self.u32()?;
+        let side = if instrument_side & 1 == 0 { Side::Bid } else { Side::Ask };
+        let (price_e9, size, priority) = (self.i64()?, self.u32()?, self.u64()?);
+        if size == 0 {
+            return Err(CopyFault::Malformed);
+        }
+        Ok(OrderView { order_id, instrument: InstrumentIndex(instrument_side >> 1), side, price_e9, size, priority })
+    }
+
+    fn counts(&mut self) -> Result<CoreCounts, CopyFault> {
+        Ok(CoreCounts {
+            orders: self.u64()?,
+            levels: self.u64()?,
+            instruments: self.u32()?,
+            priority_next: self.u64()?,
+            is_new_suspect: self.flag()?,
+        })
+    }
+}
