@@ -6,6 +6,7 @@
 mod alarms;
 mod cold;
 mod condition;
+mod copied;
 mod election;
 mod group;
 mod kernel_guard;
@@ -134,6 +135,8 @@ pub struct Overrides {
     pub leadership: Leadership,
     /// What it begins with.
     pub beginning: Beginning,
+    /// Whether it first asks the other gateways that are configured for the state of their channels, and begins with that.
+    pub takes_copies: bool,
 }
 
 /// What a gateway begins with that comes into a session late.

@@ -8,6 +8,7 @@
 //! ```
 //! - [`message`]: what is said, as bytes. [`framing`]: one end of a connection, sealed. Neither knows a socket.
 //! - [`mismatch`]: compares windows of both logs and finds the first message that differs.
+//! - `copy_out`, `copy_in`: a channel's state for a gateway that joins, on a connection of its own.
 //!
 //! What it deliberately does not do: encrypt (positions are no secret), or decide anything.
 //!
@@ -17,6 +18,8 @@
 //! A gap is asked of one of the others, in turn among those that are far enough; all else is told to all, or to whom it is for.
 
 mod connection;
+mod copy_in;
+mod copy_out;
 mod desk;
 pub mod framing;
 mod link;
@@ -24,6 +27,7 @@ pub mod message;
 pub mod mismatch;
 mod question;
 
+pub use copy_in::{CopyError, take_copy};
 pub use desk::{PairCounts, PairDesk, PeerChannel};
 pub use link::{Channels, PairEnds, PairLink, PairLinkConfig, PairLinkError, PairParts, PeerEnd};
 pub use question::ask_positions;

@@ -8,6 +8,10 @@
 //! reads the publication log from its own threads. The claim sees to it that one thread at a time is in here for a
 //! channel; nothing here waits, allocates or locks.
 
+mod copying;
+
+pub use copying::CopyTurn;
+
 use std::{
     net::SocketAddrV4,
     os::fd::RawFd,
@@ -122,6 +126,8 @@ pub enum ChannelMessage {
     PeerAnswered(Sequence),
     /// The gateway that leads has published a gap of that numbering.
     PeerDeclaredGap(Session),
+    /// A slice of its state, for a gateway that joins.
+    Copy(Box<CopyTurn>),
 }
 
 /// Input that no line has brought, asked of the other gateway.
@@ -553,6 +559,11 @@ impl ChannelHandler for ChannelPipeline {
             }
             ChannelMessage::PeerAnswered(asked) => self.channel.peer_answered(asked, context.now),
             ChannelMessage::PeerDeclaredGap(session) => self.channel.peer_declared_gap(session),
+            // It changes nothing here.
+            ChannelMessage::Copy(turn) => {
+                turn.take(&mut self.channel);
+                return Ok(());
+            }
         }
         self.after(context.now);
         Ok(())

@@ -6,6 +6,9 @@
 //! there. Then, again and again, the gateway that doesn't lead is killed, its folder emptied, and started: until it runs,
 //! until it lacks less than a second of its peer's messages, until it stands for election (which takes two seconds of being
 //! level).
+//!
+//! Beside it, what that costs the leader: the times of its `publish` stage while the other one comes back, and while it stays
+//! dead for as long, in turns.
 
 use std::{
     env,
@@ -14,10 +17,14 @@ use std::{
     io::{BufWriter, Write as _},
     path::Path,
     process::ExitCode,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use mdgw::standin::itch_generator::{ItchDay, ItchGenerator, write_day_file};
+use mdgw::{
+    observe::stages::Stage,
+    report::Report,
+    standin::itch_generator::{ItchDay, ItchGenerator, write_day_file},
+};
 use mdgw_publog::Reader;
 use mdgw_tests::{
     elected::ElectedPair,
@@ -45,13 +52,14 @@ fn run(args: &[String]) -> Result<String, String> {
 
     let mut wanted = Wanted::itch();
     let room = orders + orders / 4;
+    wanted.latency = "interval_ms = 100\n";
     wanted.channel =
         format!("orders_max = {room}\nlevels_max = 1000000\ninstruments_max = 8001\ngap_timeout_us = 2000\n");
     (wanted.segment_bytes, wanted.retention_bytes) = (64 << 20, 8 << 30);
     let mut pair = ElectedPair::new(wanted);
     let day_file = pair.gateways.site(1).path("S013019-v50.txt.itch");
     // Trials take some seconds each, in which a packet brings about a dozen messages.
-    let after = u64::from(trials) * 15 * u64::from(packets) * 12;
+    let after = u64::from(trials) * 25 * u64::from(packets) * 12;
     let (filled_at, messages) = write_day(&day_file, orders, after)?;
 
     pair.start(1);
@@ -68,6 +76,7 @@ fn run(args: &[String]) -> Result<String, String> {
     }
     let mut report = format!("{orders} open orders after {filled_at} of {messages} messages\n");
     report.push_str("trial   at message   it runs   level within a second   it stands   (ms)\n");
+    let mut periods = Vec::new();
     for trial in 1..=trials {
         let back = 3 - leader;
         pair.gateways.kill(back);
@@ -76,6 +85,10 @@ fn run(args: &[String]) -> Result<String, String> {
             let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             removed.map_err(|error| format!("remove {}: {error}", path.display()))?;
         }
+        // As long as the last one took to come back.
+        let control = periods.last().map_or(CONTROL_FIRST, |(_, back): &(Period, Period)| back.length());
+        let control = Period::of(|| std::thread::sleep(control));
+        let back_from = SystemTime::now();
         let at = log.reach();
         let begun = Instant::now();
         pair.start(back);
@@ -99,12 +112,88 @@ fn run(args: &[String]) -> Result<String, String> {
         let shown = |time: Option<Duration>| {
             time.map_or_else(|| "-".to_owned(), |time| format!("{:.0}", time.as_secs_f64() * 1e3))
         };
+        periods.push((control, Period { from: back_from, until: SystemTime::now() }));
         let [runs, level, stands] = [Some(runs), level, stands].map(shown);
         let _ = writeln!(report, "{trial:>5}   {at:>10}   {runs:>7}   {level:>21}   {stands:>9}");
     }
     let _ = writeln!(report, "the feed at the end: message {}", log.reach());
     let _ended = feed.end_by(Signal::Terminate);
+    let _said = pair.gateways.end(leader);
+    let latency = IntervalLines::of(&pair.gateways.site(leader).path("latency"))?;
+    report.push_str(
+        "the leader's publish stage, us      alone p50   p99   max      while the other comes back p50   p99   max\n",
+    );
+    for (trial, (control, back)) in (1..).zip(&periods) {
+        let [control, back] = [latency.within(control), latency.within(back)];
+        let _ = writeln!(report, "{trial:>5}   {control:>48}   {back:>46}");
+    }
     Ok(report)
+}
+
+/// The first control period: nothing is known yet of how long it takes to come back.
+const CONTROL_FIRST: Duration = Duration::from_secs(4);
+
+/// A stretch of time, by the wall clock as latency logs are.
+#[derive(Clone, Copy, Debug)]
+struct Period {
+    from: SystemTime,
+    until: SystemTime,
+}
+
+impl Period {
+    fn of(act: impl FnOnce()) -> Self {
+        let from = SystemTime::now();
+        act();
+        Self { from, until: SystemTime::now() }
+    }
+
+    fn length(&self) -> Duration {
+        self.until.duration_since(self.from).unwrap_or_default()
+    }
+}
+
+/// Latency logs by line: what their heads say, and which interval each other line is of.
+struct IntervalLines {
+    heads: String,
+    /// Begin and end since 1970, seconds.
+    intervals: Vec<(f64, f64, String)>,
+}
+
+impl IntervalLines {
+    fn of(directory: &Path) -> Result<Self, String> {
+        let unreadable = |error| format!("read {}: {error}", directory.display());
+        let path = fs::read_dir(directory)
+            .map_err(unreadable)?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .find(|path| path.extension().is_some_and(|extension| extension == "hlog"))
+            .ok_or_else(|| format!("no latency log in {}", directory.display()))?;
+        let text = fs::read_to_string(&path).map_err(unreadable)?;
+        let base = text.lines().find_map(|line| line.strip_prefix("#[BaseTime: ")?.split(' ').next()?.parse().ok());
+        let base: f64 = base.ok_or("a latency log without a base time")?;
+        let (heads, lines): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| !line.starts_with("Tag="));
+        let interval = |line: &str| {
+            let mut fields = line.split(',').skip(1).map_while(|field| field.parse::<f64>().ok());
+            let (start, length) = (base + fields.next()?, fields.next()?);
+            Some((start, start + length, line.to_owned()))
+        };
+        let is_head = |line: &&str| !line.starts_with("#[counts");
+        let heads = heads.into_iter().filter(is_head).fold(String::new(), |heads, line| heads + line + "\n");
+        Ok(Self { heads, intervals: lines.into_iter().filter_map(interval).collect() })
+    }
+
+    /// p50, p99 and maximum of the intervals that lie within a period.
+    fn within(&self, period: &Period) -> String {
+        let seconds = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let (from, until) = (seconds(period.from), seconds(period.until));
+        let lines = self.intervals.iter().filter(|(begin, end, _)| from <= *begin && *end <= until);
+        let text = lines.fold(self.heads.clone(), |text, (.., line)| text + line + "\n");
+        let report = Report::of(&[("period.hlog".into(), text.into_bytes())], None);
+        let Some(stage) = report.channels.first().and_then(|channel| channel.stage(Stage::Publish)) else {
+            return "-".to_owned();
+        };
+        let us = |quantile| stage.histogram.value_at_quantile(quantile) as f64 / 1e3;
+        format!("{:.1}   {:.1}   {:.0}", us(0.5), us(0.99), us(1.0))
+    }
 }
 
 /// A day that works up to `orders` open orders; after how many messages it has them, and how many there are in all.

@@ -1,14 +1,22 @@
 //! A gateway that comes back takes over again, but not before it has all that its peer has.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    io::{Read as _, Write as _},
+    net::{SocketAddrV4, TcpStream},
+};
 
-use mdgw::gateway::Beginning;
+use mdgw::{
+    election::auth::{Nonce, SharedKey},
+    gateway::Beginning,
+    pair_link::{framing::LinkStream, message::LinkMessage},
+};
 use mdgw_feeds::identity::Session;
 use mdgw_tests::{
     elected::ElectedPair,
-    pair::{Consumer, Member, Told, log_entries, messages_of},
-    process::{Mdgw, Signal},
+    pair::{CHANNEL, Consumer, Member, Told, log_entries, messages_of},
+    process::{Mdgw, PATIENCE, Signal},
     site::{Site, Wanted},
 };
 
@@ -63,6 +71,32 @@ impl World {
     }
 }
 
+/// Somebody begins to take a copy of the gateway's state and is gone in the midst of it.
+fn take_half_a_copy(from: SocketAddrV4) {
+    let mut socket = TcpStream::connect(from).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut stream = LinkStream::new(SharedKey::new(&[0x5a; 32]), 1, Nonce([7; 16]));
+    socket.write_all(&stream.hello()).unwrap();
+    let (mut has_asked, mut bytes) = (false, [0; 4_096]);
+    loop {
+        let message = stream.next_message().unwrap();
+        if !has_asked && let Some(ask) = stream.seal(&LinkMessage::CopyAsk { channel: CHANNEL }) {
+            socket.write_all(&ask).unwrap();
+            has_asked = true;
+        }
+        match message {
+            Some(LinkMessage::CopySlice { number: 0, .. }) => return,
+            Some(LinkMessage::Positions(_)) => {}
+            Some(other) => panic!("{other:?}"),
+            None => {
+                let count = socket.read(&mut bytes).unwrap();
+                stream.push(&bytes[..count]);
+            }
+        }
+    }
+}
+
+/// Its books are a copy of its peer's, and somebody else had begun to take one and was gone in the midst of it.
 #[test]
 fn a_killed_gateway_comes_back_is_level_first_and_takes_over_again() {
     let mut world = World::new(&[1, 2], "500");
@@ -72,8 +106,12 @@ fn a_killed_gateway_comes_back_is_level_first_and_takes_over_again() {
     world.pair.wait_until_leads(2);
     let told = world.told();
     world.take(told + 3_000);
+    take_half_a_copy(world.pair.link_end(2));
 
     world.pair.start(1);
+    let logged = messages_of(&log_entries(world.pair.gateways.site(1)));
+    let began_at = world.pair.gateways.running(1).unwrap().says("begins with the peer's state");
+    assert!(began_at.contains("next="), "{began_at}");
     let status = world.pair.status(1).unwrap();
     assert_eq!((&status["role"], &status["details"]["joining"]["standing"]), (&"bystander".into(), &"joins".into()));
     world.pair.wait_until_stands(1);
@@ -86,11 +124,14 @@ fn a_killed_gateway_comes_back_is_level_first_and_takes_over_again() {
     world.pair.wait_until_leads(1);
     let (pair, consumer, expected) = world.end();
     assert_eq!(consumer.check(&expected), Ok(()));
-    // Its own log has the whole day: also what came before it was there.
-    assert!(
-        messages_of(&log_entries(pair.gateways.site(1))) == expected,
-        "the books of the one that came back lack something"
-    );
+    // Its own log keeps what it had, and goes on where the copy was made; what lies between the other one has.
+    let whole = messages_of(&log_entries(pair.gateways.site(1)));
+    assert!(whole.iter().all(|(name, records)| expected[name] == *records), "its books are not the right ones");
+    let lacking: Vec<_> = expected.keys().filter(|name| !whole.contains_key(name)).collect();
+    let kept = logged.keys().take_while(|name| name < lacking.first().unwrap()).count();
+    assert!(kept > 1_000, "{kept} messages of before");
+    let hole = expected.range(*lacking[0]..=**lacking.last().unwrap()).count();
+    assert_eq!(hole, lacking.len(), "one hole, and nothing is missing behind it");
 }
 
 #[test]

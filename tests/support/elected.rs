@@ -35,6 +35,12 @@ impl ElectedPair {
         Self { gateways: Gateways::new(vec![first, second]), wanted, ends }
     }
 
+    /// Where a gateway listens for the other one.
+    #[must_use]
+    pub fn link_end(&self, node: u8) -> SocketAddrV4 {
+        self.ends[usize::from(node) - 1]
+    }
+
     /// Starts a gateway; it runs when this returns.
     pub fn start(&mut self, node: u8) {
         self.gateways.start(node, &self.config_text(node));

@@ -61,7 +61,8 @@ pub fn wait_until(what: &str, mut is_there: impl FnMut() -> bool) {
 pub fn start_gateway(config: &Path, beginning: Beginning) -> Gateway {
     let config = Resolved::load(config).expect("the configuration is sound");
     let date = Some("2019-01-30".parse().expect("a date"));
-    let overrides = Overrides { date, ts_recv: TsRecv::None, leadership: Leadership::Elected, beginning };
+    let overrides =
+        Overrides { date, ts_recv: TsRecv::None, leadership: Leadership::Elected, beginning, takes_copies: false };
     Gateway::start(&config, overrides).expect("the gateway starts")
 }
 

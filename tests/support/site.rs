@@ -54,6 +54,8 @@ pub struct Wanted {
     pub segment_bytes: u64,
     /// Size of the publication log.
     pub retention_bytes: u64,
+    /// More lines of `[latency]`.
+    pub latency: &'static str,
 }
 
 impl Wanted {
@@ -72,6 +74,7 @@ impl Wanted {
             retransmission: "requests_per_second = 10000\nbytes_per_second = 100000000\n".to_owned(),
             segment_bytes: 16 << 20,
             retention_bytes: 256 << 20,
+            latency: "",
         }
     }
 
@@ -137,7 +140,7 @@ impl Site {
     #[must_use]
     pub fn config_text(&self, wanted: &Wanted) -> String {
         let Wanted { feed, threads, io, channel, has_recovery, allowed, retransmission, .. } = wanted;
-        let Wanted { segment_bytes, retention_bytes, output, .. } = wanted;
+        let Wanted { segment_bytes, retention_bytes, output, latency, .. } = wanted;
         let folder = self.folder.path().display();
         let mut text = format!(
             "[gateway]\nnode = {}\nstate_file = \"{folder}/state.json\"\nlog_dir = \"{folder}/log\"\n\
@@ -161,7 +164,7 @@ impl Site {
             "[[output]]\ngroups = [1]\nheartbeat_ms = 100\n{output}\n\
              [[output.line]]\naddress = \"{}\"\ninterface = \"127.0.0.1\"\nloopback = true\n\n\
              [retransmission]\nlisten = \"{}\"\nallowed = [\"{allowed}\"]\n{retransmission}\n\
-             [latency]\ndirectory = \"{folder}/latency\"\n\n[log]\nlevel = \"info\"\n",
+             [latency]\ndirectory = \"{folder}/latency\"\n{latency}\n[log]\nlevel = \"info\"\n",
             self.output, self.retransmission
         );
         text

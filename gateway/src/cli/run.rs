@@ -66,6 +66,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         date: args.date,
         ts_recv: args.ts_recv.into(),
         beginning: gateway::beginning(&config),
+        takes_copies: true,
         ..Overrides::default()
     };
     let mut gateway = Gateway::start(&config, overrides).with_context(|| format!("start {}", args.config.display()))?;

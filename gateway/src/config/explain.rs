@@ -202,7 +202,7 @@ fn explain_election(config: &Resolved, out: &mut impl Write) -> fmt::Result {
             let kept = Bytes(link.history_bytes as u64);
             writeln!(
                 out,
-                "  history    {kept} of each channel's input: a gateway that comes back gets the whole session while it fits"
+                "  history    {kept} of each channel's input: what another gateway lost, and what comes while it copies a state"
             )?;
         }
         None => writeln!(out, "  link       none: no hand-over, no promises")?,

@@ -421,8 +421,8 @@ pub struct LinkConfig {
     pub sentinel: SentinelChoice,
     /// After how long without progress the sentinel kills a gateway that leads.
     pub hang_limit_ns: Option<u64>,
-    /// How much of each channel's input is kept for the other gateway: what it lost on all lines, and the whole session
-    /// when it comes back, as far as that fits.
+    /// How much of each channel's input is kept for the other gateway: what it lost on all lines, and what comes while it
+    /// copies this one's state.
     pub history_bytes: usize,
 }
 

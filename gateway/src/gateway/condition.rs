@@ -266,7 +266,7 @@ fn gives_whole_session(config: &Resolved, peer: &PeerEnd, key: &SharedKey) -> bo
 }
 
 /// How far a log has come; `None` where nothing can be read of it.
-fn log_end(directory: &Path, channel: ChannelId) -> Option<StreamPosition> {
+pub(super) fn log_end(directory: &Path, channel: ChannelId) -> Option<StreamPosition> {
     let (session, next) = Reader::open(directory, channel.0).and_then(|mut log| log.last()).ok()??;
     Some(StreamPosition::at(Session::from_bytes(session)?, Sequence(next)))
 }

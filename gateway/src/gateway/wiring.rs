@@ -12,7 +12,7 @@ use std::{
 use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
     arbiter::{RecoveryConfig, WhenFull},
-    channel::{Channel, LateStart, Numbering},
+    channel::{Channel, ChannelConfig, ChannelState, LateStart, Numbering},
     identity::{ChannelId, Epoch, GroupId, Line, Sequence, Session},
     published::{packet::PacketFlags, position::StreamPosition},
 };
@@ -22,6 +22,7 @@ use socket2::Socket;
 use super::{
     Beginning, GatewayError, Leadership, Overrides, PoolOfChannels,
     cold::{ColdParts, ColdThreads},
+    copied::Givers,
     log_keeping::{KeptLog, LOG_COUNTERS},
     pool::PoolOf,
 };
@@ -80,6 +81,7 @@ pub(super) struct Wiring<'c> {
     words: BTreeMap<ChannelId, Arc<TakeoverWords>>,
     outputs: Arc<Outputs>,
     numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
+    givers: Givers,
     keepers: Vec<KeptLog>,
     watched: Watched,
     drops: SocketDrops,
@@ -142,6 +144,7 @@ impl<'c> Wiring<'c> {
             outputs: Outputs::new(outputs),
             // A channel has one numbering at a time and the cold thread comes by every few milliseconds.
             numberings: Arc::new(ArrayQueue::new(4 * config.channels.len().max(1))),
+            givers: Givers::of(config, overrides.takes_copies),
             keepers: Vec::new(),
             watched: Watched { memberships: Vec::new(), egresses: egresses.into_iter().flatten().collect() },
             drops: SocketDrops::default(),
@@ -271,16 +274,14 @@ impl<'c> Wiring<'c> {
             let without_server = RecoveryConfig { attempts_max: 0, ..RecoveryConfig::default() };
             let recovery = config.arbiter.recovery.get_or_insert(without_server);
             recovery.peer_attempts_max = PEER_ATTEMPTS_MAX;
-            if self.overrides.beginning == Beginning::WholeSession {
-                // The link to the peer has to come up first, and a day is longer than any gap.
-                recovery.peer_attempts_max = PEER_ATTEMPTS_TO_JOIN_MAX;
-                (recovery.gap_messages_max, recovery.session_messages_max) = (u64::MAX, u64::MAX);
-                config.arbiter.when_full = WhenFull::RefusePacket;
-                config.late_start = LateStart::Whole;
-            }
         }
         // Nobody outside can choose order ids that collide.
         config.books.order_hash_seed = RandomState::new().hash_one(setup.id.0);
+        let joining = joining(config.clone());
+        let copied = self.givers.channel(self.config, setup, &joining, self.overrides.beginning);
+        if self.overrides.leadership == Leadership::Elected && self.overrides.beginning == Beginning::WholeSession {
+            config = joining;
+        }
 
         let words = Arc::new(TakeoverWords::default());
         self.words.insert(setup.id, Arc::clone(&words));
@@ -290,7 +291,9 @@ impl<'c> Wiring<'c> {
             log_entries_lost: counters.reader("log_entries_lost"),
             log_entries_private: counters.reader("log_entries_private"),
         };
-        let OpenedLog { sink, directory: log_directory, resumed } = self.open_log(setup, output, &words, gauges)?;
+        let begins = copied.as_ref().and_then(left_by);
+        let OpenedLog { sink, directory: log_directory, resumed } =
+            self.open_log(setup, output, &words, gauges, begins)?;
         config.logged = resumed.map(|left| (left.session, left.next));
         let of_group = self.config.channels.iter().filter(|other| other.group == setup.group).count() as u64;
         let publisher = PublisherConfig {
@@ -308,7 +311,7 @@ impl<'c> Wiring<'c> {
         self.figures.push(ChannelFigures { channel: setup.id, collector });
         Ok(ChannelPipeline::new(PipelineParts {
             index,
-            channel: Channel::new(config),
+            channel: copied.unwrap_or_else(|| Channel::new(config)),
             lines: self.open_lines(setup)?,
             recovery: self.open_recovery(setup)?,
             sink,
@@ -327,10 +330,11 @@ impl<'c> Wiring<'c> {
         output: Option<&OutputConfig>,
         words: &Arc<TakeoverWords>,
         gauges: ChannelGauges,
+        begins: Option<LeftAt>,
     ) -> Result<OpenedLog, GatewayError> {
         let gateway = &self.config.gateway;
         let directory = log_directory(self.config, setup.id);
-        if self.overrides.beginning == Beginning::WholeSession && directory.exists() {
+        if self.overrides.beginning == Beginning::WholeSession && begins.is_none() && directory.exists() {
             let act = format!("remove the log of channel {}, which begins anew", setup.name);
             std::fs::remove_dir_all(&directory).map_err(GatewayError::io(act))?;
         }
@@ -353,7 +357,10 @@ impl<'c> Wiring<'c> {
             group: setup.group,
             channel: setup.id,
             log_directory: directory.clone(),
-            logged: logged.map(|(session, next)| StreamPosition::at(session, next)),
+            logged: begins
+                .map(|begins| (begins.session, begins.next))
+                .or(logged)
+                .map(|(session, next)| StreamPosition::at(session, next)),
             keep_from: opened.keeper.keep_from(),
             epochs: Arc::clone(&epochs),
             fence: Arc::clone(&fence),
@@ -375,6 +382,7 @@ impl<'c> Wiring<'c> {
         // Both are of the present session. A log may lack what was written to private memory, or be gone.
         let of_log = of_log.filter(|left| self.is_current(setup.id, left.session));
         let resumed = of_log.into_iter().chain(self.left_at(setup.id)).max_by_key(|left| left.next);
+        let resumed = begins.or(resumed);
         let mut sink = LogSink::new(opened.writer);
         if let Some(LeftAt { session, next, has_ended }) = resumed {
             sink.resume(session, next, has_ended);
@@ -488,6 +496,24 @@ impl<'c> Wiring<'c> {
         })?;
         Ok((latency, cold))
     }
+}
+
+/// How a channel is set up that gets what is behind it from the peer.
+fn joining(mut config: ChannelConfig) -> ChannelConfig {
+    if let Some(recovery) = &mut config.arbiter.recovery {
+        // The link to the peer has to come up first, and a day is longer than any gap.
+        recovery.peer_attempts_max = PEER_ATTEMPTS_TO_JOIN_MAX;
+        (recovery.gap_messages_max, recovery.session_messages_max) = (u64::MAX, u64::MAX);
+    }
+    config.arbiter.when_full = WhenFull::RefusePacket;
+    config.late_start = LateStart::Whole;
+    config
+}
+
+/// Where a copied channel goes on.
+fn left_by(channel: &Channel) -> Option<LeftAt> {
+    let (session, next) = channel.position()?;
+    Some(LeftAt { session, next, has_ended: channel.state() == ChannelState::Ended })
 }
 
 /// Where a channel's publication log lies.

@@ -51,6 +51,11 @@ impl Connection {
         if self.unsent.len() > UNSENT_BYTES_MAX { Err(Over::Silent) } else { Ok(()) }
     }
 
+    /// What the kernel has not taken yet.
+    pub(super) fn unsent_bytes(&self) -> usize {
+        self.unsent.len()
+    }
+
     pub(super) fn flush(&mut self) -> Result<(), Over> {
         while !self.unsent.is_empty() {
             match self.socket.write(&self.unsent) {

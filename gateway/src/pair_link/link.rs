@@ -22,6 +22,7 @@ use mdgw_feeds::{
 
 use super::{
     connection::{Connection, Over, READS_PER_TURN, connect},
+    copy_out::CopyOut,
     desk::{Outgoing, PairDesk, add},
     framing::LinkFault,
     message::{ChannelPositions, InputRange, KeptInput, LinkMessage},
@@ -166,6 +167,7 @@ impl PairLink {
             peer_gaps,
             history,
             channels,
+            copies: Vec::new(),
             desk: Arc::clone(&desk),
         };
         let stop = Arc::new(AtomicBool::new(false));
@@ -223,6 +225,8 @@ struct Link {
     peer_gaps: Arc<PeerGaps>,
     history: Arc<InputHistory>,
     channels: Channels,
+    /// What others are given of our channels.
+    copies: Vec<CopyOut>,
     desk: Arc<PairDesk>,
 }
 
@@ -253,6 +257,7 @@ impl Link {
             self.with(index, |_, connection| connection.flush());
         }
         self.hear_datagrams(now);
+        self.go_on_copying(now);
         let channels = &mut self.channels.0;
         self.board.tell_gaps(|channel, session| channels(channel, ChannelMessage::PeerDeclaredGap(session)));
     }
@@ -317,6 +322,10 @@ impl Link {
             }
             return;
         };
+        if let LinkMessage::CopyAsk { channel } = message {
+            self.begin_copy(connection, channel, now);
+            return;
+        }
         // Where only the key tells who it is, it may be another one than before.
         if let Some(before) = self.peers[index].current.take().and_then(|before| before.stream.peer_node()) {
             self.desk.set_linked(before, false);
@@ -332,6 +341,26 @@ impl Link {
             link.take(message, index, connection, now);
             Ok(())
         });
+    }
+
+    /// A gateway that joins wants a channel's state.
+    fn begin_copy(&mut self, connection: Connection, channel: ChannelId, now: MonoNs) {
+        let node = connection.stream.peer_node();
+        // One at a time of each channel; and whoever comes too often doesn't fill our memory.
+        let is_free = self.copies.len() < COPIES_MAX && self.copies.iter().all(|copy| copy.channel() != channel);
+        tracing::info!(node, channel = channel.0, is_free, "another gateway takes a copy of the channel's state");
+        self.copies.push(CopyOut::new(connection, channel, is_free, now));
+        if self.copies.len() > 2 * COPIES_MAX {
+            self.copies.pop();
+            add(&self.desk.counters.refused);
+        }
+    }
+
+    fn go_on_copying(&mut self, now: MonoNs) {
+        let mut copies = std::mem::take(&mut self.copies);
+        let tell = &mut self.channels.0;
+        copies.retain_mut(|copy| copy.turn(&mut |channel, turn| tell(channel, ChannelMessage::Copy(turn)), now));
+        self.copies = copies;
     }
 
     /// The first message proves our key to the other end.
@@ -502,6 +531,10 @@ impl Link {
                     self.peers[index].spilled.insert(channel);
                 }
             }
+            // They have connections of their own.
+            LinkMessage::CopyAsk { .. } | LinkMessage::CopySlice { .. } | LinkMessage::CopyEnd(_) => {
+                add(&self.desk.counters.refused);
+            }
             LinkMessage::GapEnd(range) => {
                 // Part of the answer was spilled: it doesn't show what the peer lacks. Then, as without room for its end,
                 // whoever asked waits for its time-out and asks again.
@@ -632,6 +665,8 @@ const GAP_PACKETS_MAX: usize = 256;
 /// Connections that have not proved the key: room for all peers at once, and for strangers.
 const PENDING_MAX: usize = 32;
 const DATAGRAM_BYTES_MAX: usize = 65_536;
+/// Channels that are copied at a time. Another one that wants to is told to ask again.
+const COPIES_MAX: usize = 4;
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;

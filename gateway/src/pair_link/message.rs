@@ -9,6 +9,7 @@
 //! its end is refused.
 
 use mdgw_feeds::{
+    channel::CopyFault,
     identity::{ChannelId, Epoch, Sequence, Session},
     published::position::StreamPosition,
 };
@@ -60,6 +61,35 @@ pub enum LinkMessage {
         /// Its records; empty: it produced nothing.
         records: Vec<u8>,
     },
+    /// The state of that channel is wanted. First on a connection of its own.
+    CopyAsk {
+        /// The channel.
+        channel: ChannelId,
+    },
+    /// Some of it, as the channel wrote it.
+    CopySlice {
+        /// The channel.
+        channel: ChannelId,
+        /// Slices before this one.
+        number: u32,
+        /// See [`mdgw_feeds::channel::copy`].
+        bytes: Vec<u8>,
+    },
+    /// The copy's end.
+    CopyEnd(CopyEnd),
+}
+
+/// How a copy ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyEnd {
+    /// The channel.
+    pub channel: ChannelId,
+    /// Why there is none; `None`: that was all of it.
+    pub fault: Option<CopyFault>,
+    /// Slices that were sent.
+    pub slices: u32,
+    /// CRC-32C of all their bytes.
+    pub checksum: u32,
 }
 
 /// Where a channel of the sender stands.
@@ -177,6 +207,7 @@ const CHANNELS_MAX: usize = 256;
 pub const WINDOW_MESSAGES_MAX: usize = 1_024;
 /// Longest thing that is handed on as it is.
 pub const CARRIED_BYTES_MAX: usize = 48 << 10;
+const _: () = assert!(mdgw_feeds::channel::copy::SLICE_BYTES_MAX <= CARRIED_BYTES_MAX);
 
 impl Hello {
     /// As bytes.
@@ -246,6 +277,18 @@ impl LinkMessage {
                 write_name(&mut out, *channel, *session, *sequence);
                 out.extend_from_slice(carried(records));
             }
+            Self::CopyAsk { channel } => out.extend(channel.0.to_le_bytes()),
+            Self::CopySlice { channel, number, bytes } => {
+                out.extend(channel.0.to_le_bytes());
+                out.extend(number.to_le_bytes());
+                out.extend_from_slice(carried(bytes));
+            }
+            Self::CopyEnd(CopyEnd { channel, fault, slices, checksum }) => {
+                out.extend(channel.0.to_le_bytes());
+                out.push(fault.map_or(0, |fault| 1 + fault as u8));
+                out.extend(slices.to_le_bytes());
+                out.extend(checksum.to_le_bytes());
+            }
         }
         out
     }
@@ -290,6 +333,16 @@ impl LinkMessage {
                 let (channel, session, sequence) = rest.name()?;
                 Self::Record { channel, session, sequence, records: rest.carried()? }
             }
+            9 => Self::CopyAsk { channel: ChannelId(rest.u16()?) },
+            10 => Self::CopySlice { channel: ChannelId(rest.u16()?), number: rest.u32()?, bytes: rest.carried()? },
+            11 => {
+                let channel = ChannelId(rest.u16()?);
+                let fault = match usize::from(rest.u8()?).checked_sub(1) {
+                    None => None,
+                    Some(number) => Some(*CopyFault::ALL.get(number).ok_or(Malformed::Field)?),
+                };
+                Self::CopyEnd(CopyEnd { channel, fault, slices: rest.u32()?, checksum: rest.u32()? })
+            }
             _ => return Err(Malformed::Unknown),
         };
         if rest.0.is_empty() { Ok(message) } else { Err(Malformed::TooLong) }
@@ -306,6 +359,9 @@ impl LinkMessage {
             Self::WindowHash(_) => 6,
             Self::WindowContent(_) => 7,
             Self::Record { .. } => 8,
+            Self::CopyAsk { .. } => 9,
+            Self::CopySlice { .. } => 10,
+            Self::CopyEnd(_) => 11,
         }
     }
 }
@@ -422,7 +478,7 @@ impl Fields<'_> {
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
-    use mdgw_feeds::{identity::Feed, time::TradingDate};
+    use mdgw_feeds::{channel::copy::SLICE_BYTES_MAX, identity::Feed, time::TradingDate};
     use proptest::prelude::*;
 
     use super::*;
@@ -465,6 +521,10 @@ mod tests {
                 messages: vec![(Sequence(5), 1), (Sequence(7), 2)],
             }),
             LinkMessage::Record { channel, session, sequence: first, records: vec![9; 80] },
+            LinkMessage::CopyAsk { channel },
+            LinkMessage::CopySlice { channel, number: 7, bytes: vec![3; SLICE_BYTES_MAX] },
+            LinkMessage::CopyEnd(CopyEnd { channel, fault: None, slices: 8, checksum: 9 }),
+            LinkMessage::CopyEnd(CopyEnd { channel, fault: Some(CopyFault::Incomplete), slices: 0, checksum: 0 }),
         ]
     }
 
@@ -535,7 +595,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_refused_or_mean_exactly_what_is_written_again(
-            kind in 0_u8..10,
+            kind in 0_u8..13,
             bytes in prop::collection::vec(any::<u8>(), 0..200),
         ) {
             let body = [&[kind][..], &bytes].concat();
@@ -545,7 +605,7 @@ mod tests {
         }
 
         #[test]
-        fn damaged_messages_never_panic(which in 0_usize..10, index in 0_usize..200, byte in any::<u8>()) {
+        fn damaged_messages_never_panic(which in 0_usize..14, index in 0_usize..200, byte in any::<u8>()) {
             let mut bytes = samples()[which].to_bytes();
             let index = index % bytes.len();
             bytes[index] = byte;

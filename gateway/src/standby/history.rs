@@ -31,7 +31,7 @@ pub struct HistoryExtent {
     pub next: Sequence,
     /// Bytes of it, with what keeping them takes.
     pub bytes: usize,
-    /// Some of it had to go for want of room: a gateway that comes back can't get the whole session from here.
+    /// Some of it had to go for want of room: a gateway that comes back has to copy the state.
     pub is_cut: bool,
 }
 
@@ -83,7 +83,7 @@ impl InputHistory {
                 alarm = "history-full",
                 channel = channel.0,
                 history_bytes = self.bytes_max,
-                "a gateway that comes back can't get the whole session from this one any more"
+                "a gateway that comes back has to copy this one's state: the whole session isn't kept any more"
             );
         }
         Ok(())

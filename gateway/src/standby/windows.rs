@@ -56,7 +56,13 @@ impl WindowHasher {
                 Passed::Settled(_) => Sequence(u64::MAX),
             };
             let is_sound = self.window.is_some() && begins_at.0 <= 1;
-            self.window = Some(Window::begin(session, Sequence(0), is_sound));
+            // What lies before the first that is seen, somebody else has.
+            let first = match passed {
+                _ if is_sound => Sequence(0),
+                Passed::Frame(header, _) => window_of(Sequence(header.sequence.get())),
+                Passed::Settled(next) => window_of(next),
+            };
+            self.window = Some(Window::begin(session, first, is_sound));
             self.gap_until = Sequence(0);
         }
         match passed {
@@ -78,7 +84,7 @@ impl WindowHasher {
 
     /// Ends the windows that lie before `next`.
     fn go_to(&mut self, next: Sequence, done: &mut impl FnMut(WindowHash)) {
-        let last = Sequence(next.0 - next.0 % WINDOW_SEQUENCES);
+        let last = window_of(next);
         let Some(mut window) = self.window.take() else { return };
         for _ in 0..SILENT_WINDOWS_MAX {
             if window.first >= last {
@@ -124,6 +130,11 @@ impl Window {
             Some(FrameKind::Snapshot | FrameKind::State) | None => {}
         }
     }
+}
+
+/// Where the window begins that holds a sequence.
+fn window_of(sequence: Sequence) -> Sequence {
+    Sequence(sequence.0 - sequence.0 % WINDOW_SEQUENCES)
 }
 
 /// Hash of one message's records, to find the first that differs.
@@ -249,6 +260,15 @@ mod tests {
         world.messages(4_096..4_097);
         world.messages(5_120..5_121);
         assert_eq!(world.windows(), [(1, 2_048, 2), (1, 4_096, 1)]);
+    }
+
+    #[test]
+    fn whoever_begins_late_says_nothing_of_the_windows_before() {
+        let mut world = World { hasher: WindowHasher::new(ChannelId(1)), done: Vec::new(), session: session(0) };
+        world.messages(30_000..30_722);
+        assert_eq!(world.windows(), [(0, 0, 0); 0]);
+        world.messages(30_722..31_800);
+        assert_eq!(world.windows(), [(0, 30_720, 1_024)]);
     }
 
     #[test]

@@ -139,7 +139,7 @@ fn write_condition(details: &Value, text: &mut String) -> anyhow::Result<()> {
         if channel["kept"]["is_cut"] == true {
             writeln!(
                 text,
-                "       channel {}: history_bytes is too small for the session: a peer that comes back can't get all of it",
+                "       channel {}: history_bytes no longer holds the session: a peer that comes back has to copy the state",
                 channel["channel"]
             )?;
         }
@@ -353,7 +353,10 @@ mod tests {
         let well = json!({ "fitness": "fit", "may_split": false, "channels": [channel(false)] });
         assert_eq!(told(&well), "");
         assert!(told(&json!({ "may_split": true })).contains("splits are allowed (emergent)"));
-        assert!(told(&json!({ "channels": [channel(true)] })).contains("channel 3: history_bytes is too small"));
+        assert!(
+            told(&json!({ "channels": [channel(true)] }))
+                .contains("channel 3: history_bytes no longer holds the session")
+        );
     }
 
     #[test]

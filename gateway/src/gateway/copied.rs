@@ -1,0 +1,144 @@
+//! A gateway that comes back begins with its peer's state, channel by channel.
+
+use std::{cmp::Ordering, net::SocketAddrV4, time::Duration};
+
+use mdgw_feeds::{
+    channel::{Channel, ChannelConfig},
+    published::position::StreamPosition,
+};
+
+use super::{Beginning, condition::log_end, wiring::log_directory};
+use crate::{
+    config::{Resolved, resolved::ChannelSetup},
+    election::auth::SharedKey,
+    pair_link::{CopyError, take_copy},
+};
+
+/// The other gateways that may give their state.
+#[derive(Debug)]
+pub(super) struct Givers {
+    key: Option<SharedKey>,
+    /// Without those that didn't answer.
+    peers: Vec<SocketAddrV4>,
+}
+
+impl Givers {
+    /// Those that are configured, where the gateway wants any.
+    pub(super) fn of(config: &Resolved, takes_copies: bool) -> Self {
+        let link = config.election.as_ref().and_then(|election| election.link.as_ref()).filter(|_| takes_copies);
+        Self {
+            // A key that can't be read is told when the gateway links.
+            key: link.and_then(|link| SharedKey::load(&link.key_file).ok()),
+            peers: link.map_or_else(Vec::new, |link| link.peers.iter().map(|peer| peer.address).collect()),
+        }
+    }
+
+    /// The channel in the state in which another gateway has it; `None` where none gives one that is worth it. `joining`: how it
+    /// is to be set up; `otherwise`: what it begins with then.
+    pub(super) fn channel(
+        &mut self,
+        config: &Resolved,
+        setup: &ChannelSetup,
+        joining: &ChannelConfig,
+        otherwise: Beginning,
+    ) -> Option<Channel> {
+        let key = self.key.as_ref()?;
+        let own = log_end(&log_directory(config, setup.id), setup.id);
+        for peer in self.peers.clone() {
+            match copy_of(peer, config.gateway.node, key, joining) {
+                Ok(channel) => {
+                    let (session, next) = channel.position()?;
+                    let at = StreamPosition::at(session, next);
+                    let Err(why) = is_worth(at, channel.has_missed(), own, otherwise) else {
+                        tracing::info!(%peer, channel = setup.name, %session, next = next.0, "begins with the peer's state");
+                        return Some(channel);
+                    };
+                    tracing::warn!(%peer, channel = setup.name, %session, next = next.0, why, "the peer's state is not taken");
+                }
+                Err(error) => {
+                    tracing::warn!(%peer, channel = setup.name, %error, "no copy of the peer's state");
+                    // Who isn't there is not waited for once more.
+                    if matches!(error, CopyError::Io(_)) {
+                        self.peers.retain(|other| *other != peer);
+                    }
+                }
+            }
+        }
+        None
+    }
+}
+
+/// A copy; where something comes between, another one.
+fn copy_of(peer: SocketAddrV4, node: u8, key: &SharedKey, joining: &ChannelConfig) -> Result<Channel, CopyError> {
+    let mut attempt = 1;
+    loop {
+        match take_copy(peer, node, key.clone(), joining.clone(), PATIENCE) {
+            Err(CopyError::Fault(fault)) if fault.passes() && attempt < ATTEMPTS_MAX => std::thread::sleep(AGAIN),
+            outcome => return outcome,
+        }
+        attempt += 1;
+    }
+}
+
+/// Whether a state is better than what this gateway has by itself.
+///
+/// What the own log holds stays there; it goes on at the copy's position. So a copy must not lie before the log's end, and a
+/// hole in the log has to be worth it: books in doubt are no better than those that the own log, or the whole session, leaves.
+fn is_worth(
+    copied: StreamPosition,
+    has_missed: bool,
+    own: Option<StreamPosition>,
+    otherwise: Beginning,
+) -> Result<(), &'static str> {
+    let order = own.map_or(Ordering::Greater, |own| copied.session.cmp(&own.session));
+    match order {
+        Ordering::Less => Err("the own log is of a newer session"),
+        Ordering::Equal if own > Some(copied) => Err("the own log has come further"),
+        Ordering::Equal if has_missed => Err("its books are in doubt, and the own log is of the same session"),
+        _ if has_missed && otherwise == Beginning::WholeSession => Err("its books are in doubt, but it has the input"),
+        Ordering::Equal | Ordering::Greater => Ok(()),
+    }
+}
+
+/// Of one peer.
+const ATTEMPTS_MAX: u32 = 5;
+/// Before the next attempt.
+const AGAIN: Duration = Duration::from_millis(100);
+/// A copy that doesn't go on for so long has ended.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use mdgw_feeds::{
+        identity::{Feed, Sequence, Session},
+        time::TradingDate,
+    };
+
+    use super::*;
+
+    fn at(restart: u32, sequence: u64) -> StreamPosition {
+        let date = TradingDate::from_yyyymmdd(20_230_822).unwrap();
+        StreamPosition::at(Session { feed: Feed::IexTops, date, restart }, Sequence(sequence))
+    }
+
+    #[test]
+    fn a_state_is_taken_that_neither_goes_back_nor_trades_the_own_log_for_doubt() {
+        use Beginning::{OwnLog, WholeSession};
+        for (copied, has_missed, own, otherwise, is_taken) in [
+            (at(1, 500), false, None, OwnLog, true),
+            (at(1, 500), false, None, WholeSession, true),
+            (at(1, 500), false, Some(at(1, 500)), OwnLog, true),
+            (at(1, 500), false, Some(at(1, 40)), WholeSession, true),
+            (at(1, 500), false, Some(at(1, 501)), OwnLog, false),
+            (at(1, 500), false, Some(at(2, 1)), OwnLog, false),
+            (at(1, 500), false, Some(at(0, 900)), OwnLog, true),
+            (at(1, 500), true, Some(at(1, 40)), OwnLog, false),
+            (at(1, 500), true, None, OwnLog, true),
+            (at(1, 500), true, Some(at(0, 40)), OwnLog, true),
+            (at(1, 500), true, None, WholeSession, false),
+        ] {
+            let outcome = is_worth(copied, has_missed, own, otherwise);
+            assert_eq!(outcome.is_ok(), is_taken, "{copied:?} {has_missed} {own:?} {otherwise:?}");
+        }
+    }
+}
