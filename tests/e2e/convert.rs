@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
-    env, fs,
+    fs,
     fs::File,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -13,9 +13,9 @@ use mdgw_feeds::{
     transport::{iextp::PROTOCOL_DEEP_1_0, moldudp64::PacketWriter},
 };
 use mdgw_tests::{
-    captures::say,
     feeds::{self, DESTINATIONS, MIDNIGHT_NS, SESSION},
     process::{self, Ended},
+    python::python,
     site::text,
 };
 
@@ -178,12 +178,3 @@ fn auction_collars() -> Vec<u8> {
 }
 
 const HOUR_NS: u64 = 3_600_000_000_000;
-
-/// A Python with the official client, which the test command has made. Without it there is nothing to read back with.
-fn python(test: &str) -> Option<PathBuf> {
-    let python = env::var_os("MDGW_PYTHON").map(PathBuf::from);
-    if python.is_none() {
-        say(&format!("SKIPPED: {test}: no Python with the packages databento, pandas and pyarrow (set MDGW_PYTHON)"));
-    }
-    python
-}

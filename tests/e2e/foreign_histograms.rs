@@ -1,5 +1,5 @@
 //! Latency logs are read by tools that know nothing of this program, with the same percentiles as its own report.
-#![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 
 use std::{
     fs,
@@ -9,13 +9,14 @@ use std::{
 
 use mdgw_tests::{
     process::{self, Signal},
+    python::python,
     site::{Site, Wanted, text},
 };
 
 #[test]
 fn the_histogram_projects_own_reader_finds_the_same_percentiles() {
+    let Some(python) = python("latency logs read by another project's reader") else { return };
     let site = Site::new();
-    let Some(python) = reader(&site.path("venv")) else { return };
     let gateway = site.gateway(&Wanted::itch(), &["--date", "2019-01-30"]);
     let _ = site.sim(&["--messages", "20000", "--rate", "5000"]).end().with_code(0);
     let _ = gateway.end_by(Signal::Terminate).with_code(0);
@@ -50,19 +51,4 @@ fn the_histogram_projects_own_reader_finds_the_same_percentiles() {
     println!("{compared} figures of {} logs compared", logs.len());
     // Six stages, and one line that was ahead at least.
     assert!(compared >= 7 * 7, "{compared}");
-}
-
-/// A Python that has the package; says so when it can't be had.
-fn reader(environment: &Path) -> Option<PathBuf> {
-    let python = environment.join("bin/python3");
-    let made = Command::new("python3").args(["-m", "venv"]).arg(environment).output();
-    let installed = made.is_ok_and(|made| made.status.success())
-        && Command::new(&python)
-            .args(["-m", "pip", "install", "--quiet", "hdrhistogram==0.10.3"])
-            .output()
-            .is_ok_and(|installed| installed.status.success());
-    if !installed {
-        eprintln!("SKIPPED: needs python3 with venv, and the network for its package hdrhistogram");
-    }
-    installed.then_some(python)
 }

@@ -14,6 +14,7 @@ pub mod mounted;
 pub mod namespaces;
 pub mod pair;
 pub mod process;
+pub mod python;
 pub mod relay;
 pub mod site;
 pub mod stores;

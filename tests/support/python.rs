@@ -1,0 +1,16 @@
+//! Other people's readers, as packages of Python.
+
+use std::{env, path::PathBuf};
+
+use crate::captures::say;
+
+/// The Python that `MDGW_PYTHON` names, with the packages of `tests/requirements.txt`; the test command has made it. `None`, and
+/// a line that says so, where there is none: the test has nobody to read with then.
+#[must_use]
+pub fn python(test: &str) -> Option<PathBuf> {
+    let python = env::var_os("MDGW_PYTHON").map(PathBuf::from);
+    if python.is_none() {
+        say(&format!("SKIPPED: {test}: no Python with the packages of tests/requirements.txt (set MDGW_PYTHON)"));
+    }
+    python
+}
