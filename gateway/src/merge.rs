@@ -29,7 +29,7 @@ pub use self::summary::{ClockSummary, GapSummary, LaneSummary, LeadSummary, Line
 use self::{lane::Lane, output::Output, sources::Sources};
 use crate::{
     capture_file::{CaptureError, OpenOptions},
-    replay::{offline::is_same_file, routes::TooManyLines},
+    replay::{offline::is_same_file, routes::TooMany},
 };
 
 /// What to merge.
@@ -69,9 +69,9 @@ pub enum MergeError {
         /// The output.
         output: PathBuf,
     },
-    /// A channel has more lines than can be arbitrated.
+    /// More lines of a channel, or more channels, than are kept at once.
     #[error("merge: {0}")]
-    TooManyLines(#[from] TooManyLines),
+    TooMany(#[from] TooMany),
     /// No packet was of a feed that is known, or of the one that was asked for.
     #[error("merge: {wanted} in none of {datagrams} datagrams; --feed names the feed")]
     NothingRecognised {
@@ -149,7 +149,7 @@ impl Merging {
     /// Opens captures, each standing at its first datagram of a known feed. The first `named_max` gaps will be named.
     ///
     /// # Errors
-    /// One can't be opened, or they have too many lines.
+    /// One can't be opened, or they have too many lines or channels.
     pub fn open(
         files: &[PathBuf],
         feed: Option<Feed>,
@@ -166,7 +166,7 @@ impl Merging {
     /// lane.
     ///
     /// # Errors
-    /// A channel has too many lines.
+    /// There are too many lines or channels.
     #[inline]
     pub fn step(&mut self, sink: &mut impl PacketSink) -> Result<Option<usize>, MergeError> {
         let Self { sources, lanes, date, named_max } = self;

@@ -326,6 +326,67 @@ fn merge(files: &[&Path], out: &Path, more: &[&str]) -> Ended {
     process::run(["merge"].into_iter().chain(files).chain(["-o", text(out), "--json"]).chain(more.iter().copied()))
 }
 
+#[test]
+fn lines_over_ipv6_are_merged_as_others_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let packets = itch(6_000, 9);
+    let groups = ["[ff3e::88:1]:26477", "[ff3e::88:2]:26477"];
+    let mut paths = Vec::new();
+    for (line, group) in feeds::damaged(&packets, DAMAGE, 9).iter().zip(groups) {
+        let path = folder.path().join(format!("{}.pcap", paths.len()));
+        let file = std::io::BufWriter::new(fs::File::create(&path).unwrap());
+        let mut writer = mdgw::capture_file::PcapWriter::new(file).unwrap();
+        for (time_ns, bytes) in line {
+            writer.datagram_v6(*time_ns, "[2001:db8::1]:4".parse().unwrap(), group.parse().unwrap(), bytes).unwrap();
+        }
+        writer.finish().unwrap();
+        paths.push(path);
+    }
+    let out = folder.path().join("out.pcap");
+    let summary = merge(&[&paths[0], &paths[1]], &out, &[]).with_code(0).json();
+    assert_eq!(number(&summary["channels"][0]["messages"]), count(&packets), "{summary}");
+    assert_eq!(summary["channels"][0]["lines"][1]["dst"], groups[1]);
+    let options = mdgw::capture_file::OpenOptions::default();
+    let mut merged = mdgw::capture_file::CaptureFile::open(&out, &options).unwrap();
+    let mut messages = Vec::new();
+    while let Some(datagram) = merged.next_datagram().unwrap() {
+        assert_eq!(datagram.dst.to_string(), groups[0]);
+        messages.extend(sequences(datagram.payload));
+    }
+    assert!(messages.iter().copied().eq(1..=count(&packets)), "each once, in order");
+    let Ok(told) =
+        Command::new("tshark").args(["-r", text(&out), "-o", "udp.check_checksum:TRUE"]).args(BAD_SUM).output()
+    else {
+        return captures::say("SKIPPED: tshark (package of Debian) is not installed");
+    };
+    assert!(told.status.success() && told.stdout.is_empty(), "{}", String::from_utf8_lossy(&told.stdout));
+}
+
+/// Only packets whose checksum is wrong.
+const BAD_SUM: [&str; 2] = ["-Y", "!(udp.checksum.status == \"Good\")"];
+
+#[test]
+fn more_channels_than_are_kept_at_once_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("many.pcap");
+    let (_, first) = itch(100, 10).swap_remove(0);
+    let named: Vec<(String, Arc<[u8]>)> = (0..65_u8)
+        .map(|number| {
+            let mut packet = first.to_vec();
+            packet[..2].copy_from_slice(&[b'A' + number / 10, b'0' + number % 10]);
+            (format!("239.1.2.{number}:5000"), packet.into())
+        })
+        .collect();
+    let packets: Vec<_> = named.iter().map(|(group, bytes)| (MIDNIGHT_NS, group.as_str(), bytes)).collect();
+    let out = folder.path().join("out.pcap");
+    write_lines(&path, &packets[..64]);
+    let summary = merge(&[&path], &out, &[]).with_code(0).json();
+    assert_eq!(summary["channels"].as_array().unwrap().len(), 64);
+    write_lines(&path, &packets);
+    let told = merge(&[&path], &out, &[]).with_code(2).stderr;
+    assert!(told.contains("more than 64 channels"), "{told}");
+}
+
 /// The records of captures, replayed together.
 fn replay(files: &[&Path], schema: &str, more: &[&str]) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();

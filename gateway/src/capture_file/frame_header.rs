@@ -1,9 +1,11 @@
 //! What stood in front of a datagram, made up again: sockets hand over payloads, and tools want frames.
 
-use std::net::SocketAddrV4;
+use std::net::{SocketAddrV4, SocketAddrV6};
 
 /// Bytes of Ethernet, IPv4 and UDP headers without options.
 pub const FRAME_HEADER_BYTES: usize = 42;
+/// Bytes of Ethernet, IPv6 and UDP headers without extensions.
+const FRAME_HEADER_V6_BYTES: usize = 62;
 
 /// Ethernet, IPv4 and UDP headers of a datagram with `payload_bytes` of payload; `None` where no datagram can have so
 /// many. True are addresses, ports and lengths; made up are the rest: MAC addresses (the group's by RFC 1112, else
@@ -29,6 +31,43 @@ pub fn frame_header(src: SocketAddrV4, dst: SocketAddrV4, payload_bytes: usize) 
     Some(header)
 }
 
+/// The same with an IPv6 header (RFC 8200). There UDP's checksum is no matter of choice, so the payload is summed up; a
+/// datagram that is a jumbogram has no such header.
+#[must_use]
+pub(super) fn frame_header_v6(
+    src: SocketAddrV6,
+    dst: SocketAddrV6,
+    payload: &[u8],
+) -> Option<[u8; FRAME_HEADER_V6_BYTES]> {
+    let udp_bytes = u16::try_from(payload.len().checked_add(UDP_HEADER_BYTES)?).ok()?;
+    let mut header = [0; FRAME_HEADER_V6_BYTES];
+    header[..6].copy_from_slice(&ethernet_destination_v6(dst));
+    header[6..14].copy_from_slice(&[2, 0, 0, 0, 0, 1, 0x86, 0xdd]);
+    header[14] = 0x60;
+    header[18..20].copy_from_slice(&udp_bytes.to_be_bytes());
+    header[20..22].copy_from_slice(&[PROTOCOL_UDP, 16]);
+    header[22..38].copy_from_slice(&src.ip().octets());
+    header[38..54].copy_from_slice(&dst.ip().octets());
+    header[54..56].copy_from_slice(&src.port().to_be_bytes());
+    header[56..58].copy_from_slice(&dst.port().to_be_bytes());
+    header[58..60].copy_from_slice(&udp_bytes.to_be_bytes());
+    // Over the addresses, the length once more, the protocol, then header and payload.
+    let fixed = u64::from(udp_bytes) + u64::from(PROTOCOL_UDP);
+    let checksum = match folded_complement(fixed + words(&header[22..62]) + words(payload)) {
+        // 0 would say that there is none.
+        0 => u16::MAX,
+        checksum => checksum,
+    };
+    header[60..].copy_from_slice(&checksum.to_be_bytes());
+    Some(header)
+}
+
+/// RFC 2464 for groups; any locally administered address else.
+fn ethernet_destination_v6(dst: SocketAddrV6) -> [u8; 6] {
+    let [.., a, b, c, d] = dst.ip().octets();
+    if dst.ip().is_multicast() { [0x33, 0x33, a, b, c, d] } else { [2, 0, a, b, c, d] }
+}
+
 /// RFC 1112 for groups; any locally administered address else.
 fn ethernet_destination(dst: SocketAddrV4) -> [u8; 6] {
     let [_, b, c, d] = dst.ip().octets();
@@ -37,16 +76,26 @@ fn ethernet_destination(dst: SocketAddrV4) -> [u8; 6] {
 
 /// RFC 1071 over a header whose checksum field is 0.
 fn ip_checksum(header: &[u8; 20]) -> u16 {
-    let sum: u32 = header
-        .chunks_exact(2)
-        .map(|pair| pair.first_chunk().map_or(0, |bytes| u32::from(u16::from_be_bytes(*bytes))))
-        .sum();
-    let folded = (sum & 0xffff) + (sum >> 16);
-    !u16::try_from((folded & 0xffff) + (folded >> 16)).unwrap_or(u16::MAX)
+    folded_complement(words(header))
+}
+
+/// Sum of the 16-bit words, a last byte taken for the upper half of one. Of a datagram it is far below what fits.
+fn words(bytes: &[u8]) -> u64 {
+    let (pairs, rest) = bytes.as_chunks::<2>();
+    let last = rest.first().map_or(0, |byte| u64::from(*byte) << 8);
+    pairs.iter().map(|pair| u64::from(u16::from_be_bytes(*pair))).sum::<u64>() + last
+}
+
+fn folded_complement(mut sum: u64) -> u16 {
+    while sum > u64::from(u16::MAX) {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !u16::try_from(sum).unwrap_or(u16::MAX)
 }
 
 const IP_HEADER_BYTES: u16 = 20;
 const UDP_HEADER_BYTES: usize = 8;
+const PROTOCOL_UDP: u8 = 17;
 
 #[cfg(test)]
 mod tests {
@@ -66,5 +115,19 @@ mod tests {
         let header = frame_header("10.1.2.3:4".parse().unwrap(), "239.255.7.9:26477".parse().unwrap(), 99).unwrap();
         assert_eq!(ip_checksum(header[14..34].first_chunk().unwrap()), 0);
         assert_eq!(header[..6], [1, 0, 0x5e, 0x7f, 7, 9]);
+    }
+
+    #[test]
+    fn over_ipv6_the_sum_of_all_with_its_checksum_is_zero() {
+        let (src, dst) = ("[2001:db8::7]:4".parse().unwrap(), "[ff3e::1:2:3]:26477".parse().unwrap());
+        for payload in [&b""[..], b"even", b"uneven!"] {
+            let header = frame_header_v6(src, dst, payload).unwrap();
+            let udp_bytes = u64::from(u16::from_be_bytes([header[58], header[59]]));
+            assert_eq!(udp_bytes, 8 + payload.len() as u64);
+            let sum = udp_bytes + u64::from(PROTOCOL_UDP) + words(&header[22..62]) + words(payload);
+            assert_eq!(folded_complement(sum), 0, "{payload:?}");
+            assert_eq!(header[..6], [0x33, 0x33, 0, 2, 0, 3]);
+        }
+        assert!(frame_header_v6(src, dst, &[0; 65_527]).is_some() && frame_header_v6(src, dst, &[0; 65_528]).is_none());
     }
 }

@@ -81,7 +81,7 @@ impl Lane {
         let config = ArbiterConfig {
             lines: u8::try_from(LINES_MAX).unwrap_or(Line::RECOVERY.0),
             window_packets: WINDOW_PACKETS,
-            datagram_bytes_max: usize::from(u16::MAX),
+            datagram_bytes_max: DATAGRAM_BYTES_MAX,
             messages_per_packet_max: u64::from(u16::MAX),
             ..ArbiterConfig::default()
         };
@@ -408,6 +408,9 @@ impl Forming {
 const NOW: MonoNs = MonoNs(0);
 /// Packets held while something before them is missing: more than files may be apart.
 const WINDOW_PACKETS: usize = 4_096;
+/// Longest of them: any of a jumbo frame. With the window's packets and the lanes that there may be, all of a merge reserves less
+/// than 3 GB, of which only what is held becomes memory.
+const DATAGRAM_BYTES_MAX: usize = 9_216;
 /// So many packets late, a line may still bring something.
 const REORDER_PACKETS_MAX: usize = 64;
 /// Silence after which a heartbeat is worth keeping, ns.

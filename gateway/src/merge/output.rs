@@ -70,7 +70,9 @@ impl PacketSink for Output {
         let Some(writer) = &mut self.writer else { return };
         let outcome = match (addresses.src, addresses.dst) {
             (SocketAddr::V4(src), SocketAddr::V4(dst)) => writer.datagram(time_ns, src, dst, payload),
-            _ => Err(io::Error::new(io::ErrorKind::Unsupported, "packets over IPv6 can't be written yet")),
+            (SocketAddr::V6(src), SocketAddr::V6(dst)) => writer.datagram_v6(time_ns, src, dst, payload),
+            // No datagram goes from one family to the other.
+            _ => Err(io::ErrorKind::InvalidInput.into()),
         };
         match outcome {
             Ok(()) => {

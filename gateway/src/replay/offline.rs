@@ -38,7 +38,7 @@ pub use self::{
 use super::{
     feed_guess::GuessedBy,
     merge::{Merge, Window},
-    routes::TooManyLines,
+    routes::TooMany,
     summary::{ChannelSummary, FileSummary, LineSummary, OutputSummary, Summary, Totals},
 };
 use crate::{
@@ -129,9 +129,9 @@ pub enum OfflineError {
         /// The other one.
         second: Feed,
     },
-    /// More copies of a channel than can be arbitrated.
+    /// More lines of a channel, or more channels, than are kept at once.
     #[error("replay: {0}")]
-    TooManyLines(#[from] TooManyLines),
+    TooMany(#[from] TooMany),
     /// The caller broke off.
     #[error("replay: interrupted")]
     Interrupted,

@@ -76,14 +76,24 @@ pub struct UnroutedCounts {
     pub other_feed: u64,
 }
 
-/// More copies of a channel than can be arbitrated.
+/// More than is kept in memory at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{feed} comes from more than {max} addresses and files: these can't all be lines of one channel")]
-pub struct TooManyLines {
-    /// The channel's feed.
-    pub feed: Feed,
-    /// Lines that a channel can have.
-    pub max: usize,
+pub enum TooMany {
+    /// Copies of a channel.
+    #[error(
+        "{feed} comes from more than {max} addresses and files: these can't all be lines of one channel",
+        max = LINES_MAX
+    )]
+    Lines {
+        /// The channel's feed.
+        feed: Feed,
+    },
+    /// Channels.
+    #[error(
+        "more than {max} channels, each of which takes memory of its own; --feed leaves out all but one feed",
+        max = LANES_MAX
+    )]
+    Channels,
 }
 
 /// Datagrams that share all of this are of one line.
@@ -107,14 +117,14 @@ impl Routes {
     /// Where the datagram belongs; `None`, and counted, where no feed tells.
     ///
     /// # Errors
-    /// Its lane has no room for a further line.
+    /// Its lane has no room for a further line, or there is none for a further lane.
     #[inline]
     pub fn route(
         &mut self,
         file: usize,
         datagram: &CapturedDatagram<'_>,
         source: &CaptureFile,
-    ) -> Result<Option<Routed>, TooManyLines> {
+    ) -> Result<Option<Routed>, TooMany> {
         let takes = |route: &Route| {
             route.file == file
                 && route.dst == datagram.dst
@@ -153,7 +163,7 @@ impl Routes {
         file: usize,
         datagram: &CapturedDatagram<'_>,
         source: &CaptureFile,
-    ) -> Result<Option<Routed>, TooManyLines> {
+    ) -> Result<Option<Routed>, TooMany> {
         let Some((feed, by)) = self.feed_of(datagram.payload, source) else { return Ok(None) };
         let Ok(packet) = parse(feed, datagram.payload) else {
             self.counts.unrecognised += 1;
@@ -164,6 +174,9 @@ impl Routes {
         });
         let lane_index = joined.unwrap_or(self.lanes.len());
         if joined.is_none() {
+            if self.lanes.len() >= LANES_MAX {
+                return Err(TooMany::Channels);
+            }
             let (session, has_unsequenced) = (packet.session, packet.unsequenced);
             self.lanes.push(LaneRoutes { feed, by, lines: Vec::new(), session, has_unsequenced });
         }
@@ -171,7 +184,7 @@ impl Routes {
         // Packets without a number can only be taken as they come: as one line.
         let position = if packet.unsequenced { 0 } else { lane.lines.len() };
         if position >= LINES_MAX {
-            return Err(TooManyLines { feed, max: LINES_MAX });
+            return Err(TooMany::Lines { feed });
         }
         let line = Line(u8::try_from(position).unwrap_or(u8::MAX));
         lane.lines.push((line, LineSource { path: source.path().to_owned(), file, dst: datagram.dst }));
@@ -225,5 +238,7 @@ fn iex_channel(payload: &[u8]) -> Option<u32> {
     payload.get(4..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
 }
 
+/// Lanes, each with windows and books of its own.
+pub const LANES_MAX: usize = 64;
 /// Lines of a lane, the recovery line left out.
 pub const LINES_MAX: usize = Line::RECOVERY.0 as usize;
