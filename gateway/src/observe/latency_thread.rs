@@ -227,9 +227,10 @@ impl Writer {
             let (name, channels) = (&thread.thread, &thread.channels);
             let recent = &self.recent;
             thread.collector.collect(|set| {
+                let span = set.interval().unwrap_or((clock.mono, clock.mono));
                 for recorded in set.recorded() {
                     if let Some(channel) = channels.get(recorded.channel.0 as usize) {
-                        recent.add_stage(*channel, recorded.stage, recorded.histogram);
+                        recent.add_stage(*channel, recorded.stage, span, recorded.histogram);
                     }
                 }
                 let written = write_set(set, name, channels, clock, log.as_mut(), totals, digits);

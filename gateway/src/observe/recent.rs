@@ -7,7 +7,10 @@ use std::{
 };
 
 use hdrhistogram::{Counter, Histogram};
-use mdgw_feeds::identity::{ChannelId, Line};
+use mdgw_feeds::{
+    identity::{ChannelId, Line},
+    time::MonoNs,
+};
 
 use super::{
     snapshot::{LineSnapshot, StageSnapshot},
@@ -22,8 +25,18 @@ pub struct Recent(Mutex<Intervals>);
 struct Intervals {
     /// Number of the interval that is being collected.
     number: u64,
-    stages: BTreeMap<(ChannelId, Stage), (u64, Histogram<u64>)>,
+    stages: BTreeMap<(ChannelId, Stage), Merged>,
     lines: BTreeMap<(ChannelId, Line), (u64, LineSnapshot)>,
+}
+
+/// A stage of all threads.
+#[derive(Debug)]
+struct Merged {
+    /// Number of its interval.
+    number: u64,
+    /// When the first of the threads began to record, and when the last one gave its figures back.
+    span: (MonoNs, MonoNs),
+    histogram: Histogram<u64>,
 }
 
 /// After so many intervals without news figures are old. A thread that had no batch gives its figures back an interval
@@ -36,23 +49,27 @@ impl Recent {
         self.with(|intervals| {
             intervals.number += 1;
             let oldest = intervals.number.saturating_sub(INTERVALS_KEPT);
-            intervals.stages.retain(|_, (number, _)| *number >= oldest);
+            intervals.stages.retain(|_, merged| merged.number >= oldest);
             intervals.lines.retain(|_, (number, _)| *number >= oldest);
         });
     }
 
-    /// What a thread recorded of a stage; threads are added up.
-    pub fn add_stage(&self, channel: ChannelId, stage: Stage, histogram: &Histogram<u32>) {
+    /// What a thread recorded of a stage from one moment to another; threads are added up.
+    pub fn add_stage(&self, channel: ChannelId, stage: Stage, span: (MonoNs, MonoNs), histogram: &Histogram<u32>) {
         self.with(|intervals| {
             let number = intervals.number;
-            let (last, merged) =
-                intervals.stages.entry((channel, stage)).or_insert_with(|| (number, empty(histogram.sigfig())));
-            if *last != number {
-                merged.reset();
-                *last = number;
+            let merged = intervals.stages.entry((channel, stage)).or_insert_with(|| Merged {
+                number,
+                span,
+                histogram: empty(histogram.sigfig()),
+            });
+            if merged.number != number {
+                merged.histogram.reset();
+                (merged.number, merged.span) = (number, span);
             }
+            merged.span = (merged.span.0.min(span.0), merged.span.1.max(span.1));
             for value in histogram.iter_recorded() {
-                merged.saturating_record_n(value.value_iterated_to(), value.count_at_value().as_u64());
+                merged.histogram.saturating_record_n(value.value_iterated_to(), value.count_at_value().as_u64());
             }
         });
     }
@@ -72,8 +89,10 @@ impl Recent {
         self.with(|intervals| {
             let of_channel = intervals.stages.iter().filter(|((id, _), _)| *id == channel);
             of_channel
-                .map(|((_, stage), (_, histogram))| StageSnapshot {
+                .map(|((_, stage), Merged { span: (begin, end), histogram, .. })| StageSnapshot {
                     stage: stage.name().to_owned(),
+                    begin_ns: begin.0,
+                    end_ns: end.0,
                     count: histogram.len(),
                     p50_ns: histogram.value_at_quantile(0.5),
                     p99_ns: histogram.value_at_quantile(0.99),
@@ -119,14 +138,17 @@ mod tests {
     fn threads_of_one_interval_are_added_up_and_the_next_interval_begins_anew() {
         let recent = Recent::default();
         recent.begin();
-        recent.add_stage(CHANNEL, Stage::Publish, &values(&[100, 200]));
-        recent.add_stage(CHANNEL, Stage::Publish, &values(&[900]));
-        let counts = || recent.stages(CHANNEL).iter().map(|stage| stage.count).collect::<Vec<_>>();
-        assert_eq!(counts(), [3]);
+        recent.add_stage(CHANNEL, Stage::Publish, (MonoNs(20), MonoNs(70)), &values(&[100, 200]));
+        recent.add_stage(CHANNEL, Stage::Publish, (MonoNs(10), MonoNs(60)), &values(&[900]));
+        let told = || {
+            let stages = recent.stages(CHANNEL);
+            stages.iter().map(|stage| (stage.count, stage.begin_ns, stage.end_ns)).collect::<Vec<_>>()
+        };
+        assert_eq!(told(), [(3, 10, 70)]);
         recent.begin();
-        assert_eq!(counts(), [3], "until there is something newer");
-        recent.add_stage(CHANNEL, Stage::Publish, &values(&[5]));
-        assert_eq!(counts(), [1]);
+        assert_eq!(told(), [(3, 10, 70)], "until there is something newer");
+        recent.add_stage(CHANNEL, Stage::Publish, (MonoNs(70), MonoNs(80)), &values(&[5]));
+        assert_eq!(told(), [(1, 70, 80)]);
         assert!(recent.stages(ChannelId(8)).is_empty());
     }
 
@@ -134,7 +156,7 @@ mod tests {
     fn old_figures_go() {
         let recent = Recent::default();
         recent.begin();
-        recent.add_stage(CHANNEL, Stage::Publish, &values(&[100]));
+        recent.add_stage(CHANNEL, Stage::Publish, (MonoNs(1), MonoNs(2)), &values(&[100]));
         let mut leads = mdgw_feeds::arbiter::lead_histogram();
         leads.saturating_record_n(1_000, 5);
         recent.set_line(CHANNEL, Line::A, &leads);

@@ -111,6 +111,10 @@ pub struct LineSnapshot {
 pub struct StageSnapshot {
     /// Its name, as in latency logs.
     pub stage: String,
+    /// When recording began, on [the clock of the snapshot](Snapshot::clock_ns); 0 where nobody says.
+    pub begin_ns: u64,
+    /// When it ended.
+    pub end_ns: u64,
     /// Values.
     pub count: u64,
     /// Median, ns.

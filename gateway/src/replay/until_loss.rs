@@ -3,7 +3,7 @@
 //! A loss is what the kernel counts as dropped at the receiver's sockets, and what was sent and never arrived. The
 //! receiver is a sink of our own, or whatever programs of this host listen to the destinations; of those the kernel's
 //! counts are all that is seen (`/proc/net/udp`), so there is no latency then. A gateway is asked for the gaps that it
-//! declared, too.
+//! declared, too, and for its latencies.
 
 mod gateway;
 mod host;
@@ -73,6 +73,9 @@ pub struct Step {
     pub sent_late: Option<Lateness>,
     /// From a packet's intended time until the sink had it.
     pub latency: Option<Lateness>,
+    /// Wire to wire in the gateway: of the intervals of its latency log that lie within the step, and of its channels, the one
+    /// with the worst 99th percentile. `None` where its intervals are too long for that.
+    pub gateway_latency: Option<Lateness>,
 }
 
 /// What ended the search.
@@ -219,6 +222,11 @@ trait Counts {
         Ok(None)
     }
 
+    /// What a gateway told of its latency between these moments.
+    fn gateway_latency(&self, _begin: MonoNs, _end: MonoNs) -> Option<Lateness> {
+        None
+    }
+
     /// Waits until `sent` packets have arrived, or no more come; what arrived, where that is seen.
     ///
     /// # Errors
@@ -311,6 +319,8 @@ impl Search {
     fn told(&self, arrived: Option<&Arrived>) -> Vec<Step> {
         let latencies = |step: usize| arrived.and_then(|arrived| arrived.steps.get(step)).and_then(lateness);
         let steps = (0..).zip(&self.steps).enumerate();
+        let begin =
+            |step: u32| self.origin.unwrap_or_default().plus(u64::from(step).saturating_mul(self.rising.step_ns));
         steps
             .map(|(index, (step, so_far))| Step {
                 rate_asked: self.rising.rate_of(step),
@@ -320,6 +330,7 @@ impl Search {
                 gap_messages: so_far.gap_messages,
                 sent_late: lateness(&so_far.late_ns),
                 latency: latencies(index),
+                gateway_latency: self.counts.gateway_latency(begin(step), begin(step + 1)),
             })
             .collect()
     }
@@ -358,22 +369,24 @@ impl UntilLoss {
     /// A table for people.
     #[must_use]
     pub fn to_table(&self) -> String {
+        let of_gateway = self.steps.iter().any(|step| step.gap_messages.is_some());
+        let measured = if of_gateway { "wire to wire us p50 / p99 / max" } else { "latency us p50 / p99 / max" };
         let mut text = format!(
-            "{:>12}  {:>12}  {:>10}  {:>8}  {:>8}  {:>12}  {:>30}\n",
-            "asked /s", "sent /s", "packets", "dropped", "in gaps", "late p99 us", "latency us p50 / p99 / max"
+            "{:>12}  {:>12}  {:>10}  {:>8}  {:>8}  {:>12}  {measured:>31}\n",
+            "asked /s", "sent /s", "packets", "dropped", "in gaps", "late p99 us"
         );
         for step in &self.steps {
             let us = |ns: u64| format!("{}.{}", ns / 1_000, ns % 1_000 / 100);
             let late = step.sent_late.map_or_else(String::new, |late| us(late.p99_ns));
             let in_gaps = step.gap_messages.map_or_else(|| "-".to_owned(), grouped);
-            let latency = step.latency.map_or_else(
+            let latency = step.latency.or(step.gateway_latency).map_or_else(
                 || "-".to_owned(),
                 |latency| format!("{} / {} / {}", us(latency.p50_ns), us(latency.p99_ns), us(latency.max_ns)),
             );
             // Writing to a string cannot fail.
             let _ = writeln!(
                 text,
-                "{:>12.0}  {:>12.0}  {:>10}  {:>8}  {in_gaps:>8}  {late:>12}  {latency:>30}",
+                "{:>12.0}  {:>12.0}  {:>10}  {:>8}  {in_gaps:>8}  {late:>12}  {latency:>31}",
                 step.rate_asked,
                 step.rate_sent,
                 grouped(step.sent),
@@ -395,6 +408,14 @@ impl UntilLoss {
                 writeln!(text, "{} packets never arrived and no socket dropped them", grouped(self.lost_on_the_way));
         }
         let _ = writeln!(text, "counted as lost: {}", self.counts_read);
+        if of_gateway {
+            let lacks = self.steps.iter().all(|step| step.gateway_latency.is_none());
+            let _ = writeln!(
+                text,
+                "wire to wire: the worst interval that lies within the step, as the gateway tells it{}",
+                if lacks { "; none does: make latency.interval_ms shorter, or --step longer" } else { "" }
+            );
+        }
         text
     }
 }

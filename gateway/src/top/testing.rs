@@ -87,6 +87,8 @@ fn channel(id: u16, name: &str, state: &str, messages: u64) -> ChannelSnapshot {
         } else {
             vec![StageSnapshot {
                 stage: "wire_to_wire".to_owned(),
+                begin_ns: 0,
+                end_ns: 0,
                 count: 900,
                 p50_ns: 1_160 * scale,
                 p99_ns: 6_800 * scale,

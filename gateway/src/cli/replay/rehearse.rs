@@ -52,7 +52,8 @@ pub(super) struct RehearsalArgs {
     /// are read.
     #[arg(long, value_enum, default_value_t = ReceiverArg::Sink, requires = "until_loss")]
     receiver: ReceiverArg,
-    /// The receiver is the gateway of this host with that control socket: messages in gaps that it declares are losses too.
+    /// The receiver is the gateway of this host with that control socket: messages in gaps that it declares are losses too, and its
+    /// latency is told for each step that holds whole intervals of it (latency.interval_ms).
     #[arg(long, value_name = "SOCKET", requires = "until_loss", conflicts_with = "receiver")]
     gateway: Option<PathBuf>,
 }

@@ -1,4 +1,5 @@
-//! What a gateway of this host lost: packets that its sockets dropped, and messages in gaps that it declared.
+//! What a gateway of this host lost: packets that its sockets dropped, and messages in gaps that it declared. And how long it
+//! took: wire to wire, as it tells it for each of its intervals.
 
 use std::{
     collections::BTreeSet,
@@ -13,7 +14,11 @@ use mdgw_feeds::time::MonoNs;
 use super::{Arrived, Counts, host::HostDrops};
 use crate::{
     control::{Request, ask},
-    observe::snapshot::Snapshot,
+    observe::{
+        snapshot::{Snapshot, StageSnapshot},
+        stages::Stage,
+    },
+    replay::wire::Lateness,
 };
 
 /// The gateway behind a control socket.
@@ -24,14 +29,24 @@ pub(super) struct GatewayLosses {
     /// Messages in gaps before anything was sent.
     before: u64,
     gap_messages: u64,
+    /// Wire to wire of each channel and interval.
+    measured: Vec<Measured>,
     asked: Instant,
+}
+
+/// One interval of a channel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Measured {
+    channel: u16,
+    stage: StageSnapshot,
 }
 
 impl GatewayLosses {
     pub(super) fn of(socket: &Path, destinations: &BTreeSet<SocketAddrV4>) -> io::Result<Self> {
         let before = gap_messages(&look(socket)?);
         let host = HostDrops::of(destinations)?;
-        Ok(Self { host, socket: socket.to_owned(), before, gap_messages: 0, asked: Instant::now() })
+        let measured = Vec::new();
+        Ok(Self { host, socket: socket.to_owned(), before, gap_messages: 0, measured, asked: Instant::now() })
     }
 
     /// A destination that nobody listens to.
@@ -43,6 +58,14 @@ impl GatewayLosses {
         let snapshot = look(&self.socket)?;
         self.asked = Instant::now();
         self.gap_messages = gap_messages(&snapshot).saturating_sub(self.before);
+        for channel in &snapshot.channels {
+            let Some(stage) = channel.stage(Stage::WireToWire.name()) else { continue };
+            // One interval is seen many times.
+            let last = self.measured.iter().rev().find(|measured| measured.channel == channel.id);
+            if last.is_none_or(|last| last.stage != *stage) && self.measured.len() < INTERVALS_MAX {
+                self.measured.push(Measured { channel: channel.id, stage: stage.clone() });
+            }
+        }
         Ok(snapshot)
     }
 }
@@ -59,6 +82,18 @@ impl Counts for GatewayLosses {
             self.ask()?;
         }
         Ok(Some(self.gap_messages))
+    }
+
+    fn gateway_latency(&self, begin: MonoNs, end: MonoNs) -> Option<Lateness> {
+        let within = |stage: &&StageSnapshot| begin.0 <= stage.begin_ns && stage.end_ns <= end.0 && stage.count > 0;
+        let worst =
+            self.measured.iter().map(|measured| &measured.stage).filter(within).max_by_key(|stage| stage.p99_ns);
+        worst.map(|stage| Lateness {
+            p50_ns: stage.p50_ns,
+            p99_ns: stage.p99_ns,
+            p999_ns: stage.p999_ns,
+            max_ns: stage.max_ns,
+        })
     }
 
     /// Until nothing more comes in and no gap is open: what is missing has been declared then.
@@ -98,3 +133,5 @@ fn look(socket: &Path) -> io::Result<Snapshot> {
 const PERIOD: Duration = Duration::from_millis(50);
 /// Longer than any sensible gap time-out; heartbeats of other feeds may come on and on.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// Intervals that are remembered: some hours of the shortest ones.
+const INTERVALS_MAX: usize = 100_000;

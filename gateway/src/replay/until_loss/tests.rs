@@ -10,7 +10,7 @@ use crate::{
     capture_file::{OpenOptions, PcapWriter},
     control::{Answer, ControlServer},
     net::sockets::{ReceiveOptions, open_receive},
-    observe::snapshot::{ChannelSnapshot, Snapshot},
+    observe::snapshot::{ChannelSnapshot, Snapshot, StageSnapshot},
     replay::{merge::Window, wire::Addresses},
 };
 
@@ -89,9 +89,19 @@ fn a_gap_that_a_gateway_declares_ends_the_search() {
     // It had lost 5 messages before; while packets come, it loses 3 more.
     let asked = AtomicU64::new(0);
     let _gateway = ControlServer::start(&socket, move |_| {
-        let gap_messages = if asked.fetch_add(1, Ordering::Relaxed) < 3 { 5 } else { 8 };
-        let channel = ChannelSnapshot { gap_messages, ..ChannelSnapshot::default() };
-        Answer::Ok(serde_json::json!(Snapshot { channels: vec![channel], ..Snapshot::default() }))
+        let number = asked.fetch_add(1, Ordering::Relaxed);
+        let end_ns = mono_now().0;
+        // Each time it has a new interval, and in another channel one that began long before.
+        let [young, old] = [(end_ns - 1_000, 700 + number), (1, 1_000_000_000)].map(|(begin_ns, p99_ns)| {
+            let stage = "wire_to_wire".to_owned();
+            vec![StageSnapshot { stage, begin_ns, end_ns, count: 9, p99_ns, ..StageSnapshot::default() }]
+        });
+        let gap_messages = if number < 3 { 5 } else { 8 };
+        let channels = vec![
+            ChannelSnapshot { id: 1, gap_messages, stages: young, ..ChannelSnapshot::default() },
+            ChannelSnapshot { id: 2, stages: old, ..ChannelSnapshot::default() },
+        ];
+        Answer::Ok(serde_json::json!(Snapshot { channels, ..Snapshot::default() }))
     })
     .unwrap();
     // So slow that no machine falls behind before the gateway has been asked a few times.
@@ -100,6 +110,9 @@ fn a_gap_that_a_gateway_declares_ends_the_search() {
     assert_eq!(found.ended_by, EndedBy::Loss, "{found:?}");
     assert_eq!(found.steps.iter().filter_map(|step| step.gap_messages).sum::<u64>(), 3);
     assert!(found.steps.iter().map(|step| step.sent).sum::<u64>() < 100_000, "it ends with the loss");
+    let told = found.steps.iter().filter_map(|step| step.gateway_latency).map(|latency| latency.p99_ns).max();
+    assert!(told.is_some_and(|p99_ns| (701..10_000).contains(&p99_ns)), "the worst within a step: {told:?}");
+    assert!(found.to_table().contains("wire to wire us"), "{}", found.to_table());
     let gone = search(&paths, address, slow, &Receiver::Gateway(folder.path().join("none"))).unwrap_err();
     assert!(gone.to_string().contains("ask the gateway"), "{gone}");
 }
