@@ -45,7 +45,7 @@ pub use self::{
 };
 use self::{
     frame::LineReader,
-    lines::Lines,
+    lines::{FRAMES_PER_ROUND, Lines},
     raw::RawReader,
     recorder::{Keep, Recorder},
     sockets::SocketReader,
@@ -233,9 +233,10 @@ impl Capture {
     /// See [`RecordError`].
     pub fn run(self, watch: &mut dyn FnMut(CaptureProgress) -> ControlFlow<()>) -> Result<CaptureSummary, RecordError> {
         let Self { mut taps, recorder, watch: feeds, packets_max, duration_ns_max } = self;
+        let buffer_bytes = recorder.interfaces().map(|interface| interface.buffer_bytes.1).min().unwrap_or(0);
         let run = Run { recorder, feeds, packets_max, duration_ns_max };
         match &mut taps {
-            Taps::Sockets(lines) => run.run(lines, Pause::SOCKETS, watch),
+            Taps::Sockets(lines) => run.run(lines, Pause::of_sockets(buffer_bytes), watch),
             Taps::Raw(lines) => run.run(lines, Pause::RAW, watch),
         }
     }
@@ -248,14 +249,23 @@ struct Pause {
     lag_ns: u64,
     /// After something has come, so that one reading brings many.
     nap: Duration,
+    /// Until frames are looked at again that were too young.
+    young: Duration,
 }
 
 impl Pause {
-    /// A socket has a frame as soon as it is stamped. Two milliseconds of a burst at a million packets a second fit the
-    /// usual buffer several times over.
-    const SOCKETS: Self = Self { lag_ns: 0, nap: Duration::from_millis(2) };
+    /// A socket has a frame as soon as it is stamped. Each waking costs the caches and a system call for each line, so as
+    /// much is left to gather as the smallest of the buffers surely holds: the kernel takes twice the size that it was
+    /// asked for, and half of that is kept for the time until the nap really ends.
+    fn of_sockets(buffer_bytes: usize) -> Self {
+        let nap_ns = u64::try_from(buffer_bytes).unwrap_or(u64::MAX).saturating_mul(1_000_000_000) / BURST_BYTES_PER_S;
+        let nap = Duration::from_nanos(nap_ns).clamp(NAP_LEAST, NAP_LONGEST);
+        Self { lag_ns: 0, nap, young: nap }
+    }
+
     /// A ring shows a frame when its block is full or old.
-    const RAW: Self = Self { lag_ns: (RETIRE_MS as u64 + 4) * 1_000_000, nap: Duration::ZERO };
+    const RAW: Self =
+        Self { lag_ns: (RETIRE_MS as u64 + 4) * 1_000_000, nap: Duration::ZERO, young: Duration::from_millis(1) };
 }
 
 /// What a running capture has besides its lines.
@@ -289,9 +299,11 @@ impl Run {
             if is_over || watch(progress).is_break() {
                 break;
             }
+            if taken >= FRAMES_PER_ROUND {
+                continue;
+            }
             if lines.has_waiting() {
-                // Frames lie here that are too young to be told yet, or more than one reading takes.
-                std::thread::sleep(if taken == 0 { YOUNG } else { Duration::ZERO });
+                std::thread::sleep(pause.young);
                 continue;
             }
             if taken == 0 {
@@ -349,8 +361,12 @@ impl Run {
 
 /// Longest wait for packets: how soon an end is noticed.
 pub const WAIT: Duration = Duration::from_millis(50);
-/// Until frames are looked at again that were too young.
-const YOUNG: Duration = Duration::from_millis(1);
+/// A million packets a second, of which the kernel counts each for 2 KiB.
+const BURST_BYTES_PER_S: u64 = 2_000_000_000;
+/// With the smallest of buffers.
+const NAP_LEAST: Duration = Duration::from_micros(100);
+/// Beyond it hardly anything is saved.
+const NAP_LONGEST: Duration = Duration::from_millis(10);
 /// How often the kernel's counts of drops are read.
 const COUNT_NS: u64 = 200_000_000;
 

@@ -47,7 +47,10 @@ fn a_full_disk_is_told_with_the_file_and_ends_with_2() {
     let world = World::new();
     let [a, b, dbn, log] = world.texts();
     for arguments in [
-        &["merge", a, b, "-o", "/dev/full"][..],
+        // Nothing comes there: what can't be written is the beginning of the file.
+        &["capture", "--group", NOBODY, "-o", "/dev/full"][..],
+        &["tail", "--line", NOBODY, "--exit-idle-s", "0.1", "-o", "/dev/full"],
+        &["merge", a, b, "-o", "/dev/full"],
         &["convert", dbn, "-o", "/dev/full", "--to", "csv"],
         &["convert", dbn, "-o", "/dev/full", "--to", "json"],
         &["replay", "--offline", a, "-o", "/dev/full"],
@@ -99,6 +102,9 @@ fn run_with_little_room(arguments: &[&str], output: &Path) -> String {
 fn run(arguments: &[&str], stdout: Stdio) -> Output {
     Command::new(program()).args(arguments).stdin(Stdio::null()).stdout(stdout).output().unwrap()
 }
+
+/// A port that the kernel chooses, so that nobody sends to it.
+const NOBODY: &str = "127.0.0.1:0";
 
 /// Two lines of a made-up day, its records, a latency log.
 struct World {
@@ -155,6 +161,8 @@ impl World {
             &["check", config],
             &["completions", "bash"],
             &["man"],
+            &["capture", "--group", NOBODY, "-o", "-"],
+            &["tail", "--line", NOBODY, "--exit-idle-s", "0.1", "-o", "-"],
         ]
         .map(<[&str]>::to_vec)
         .into()

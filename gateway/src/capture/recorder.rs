@@ -189,8 +189,9 @@ impl Recorder {
         Ok(new)
     }
 
-    /// What time brings: the end of a trigger, and blocks that have waited long enough.
+    /// What time brings: the end of a trigger, blocks that have waited long enough, a file that can't be written.
     pub(super) fn tend(&mut self, now_ns: u64) -> Result<(), RecordError> {
+        self.spool.check()?;
         self.dump(now_ns)?;
         if let Some(keep) = &mut self.keep
             && keep.until_ns.is_some_and(|until_ns| now_ns > until_ns)

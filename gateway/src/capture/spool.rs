@@ -117,6 +117,11 @@ impl Spool {
         self.order(Order::End)
     }
 
+    /// Tells of a failure before there is anything more to hand over.
+    pub(super) fn check(&mut self) -> Result<(), RecordError> {
+        if self.thread.as_ref().is_some_and(JoinHandle::is_finished) { Err(self.why()) } else { Ok(()) }
+    }
+
     /// How long the recorder has waited for chunks, ns.
     pub(super) fn waited_ns(&self) -> u64 {
         self.waited_ns

@@ -215,3 +215,12 @@ fn without_a_gap_nothing_is_written() {
     assert_eq!((summary.lines[1].packets, summary.files.len(), summary.triggers), (3, 0, Some(0)));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
+
+#[test]
+fn a_nap_is_no_longer_than_the_smallest_buffer_bears() {
+    // What a kernel gives to whoever may not ask for more; what a line of a configuration has; what is asked for by default.
+    for (buffer_bytes, nap_us) in [(0, 100), (212_992, 106), (8 << 20, 4_194), (16 << 20, 8_388), (1 << 30, 10_000)] {
+        let Pause { nap, young, .. } = Pause::of_sockets(buffer_bytes);
+        assert_eq!((nap.as_micros(), young), (nap_us, nap), "{buffer_bytes}");
+    }
+}

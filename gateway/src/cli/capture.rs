@@ -56,7 +56,7 @@ pub(super) struct Args {
     /// Only this channel of the configuration; repeat it for several.
     #[arg(long, value_name = "NAME", conflicts_with = "group")]
     channel: Vec<String>,
-    /// Group (or address of this host) and port of a line; repeat it. NAME= before it names the line.
+    /// Group (or address of this host) and port of a line, by IPv4 as all lines; repeat it. NAME= before it names the line.
     #[arg(long, value_name = "[NAME=]ADDR:PORT")]
     group: Vec<NamedGroup>,
     /// Interface (name or address) on which groups are joined.

@@ -299,7 +299,8 @@ impl Tail {
     fn finish(mut self) -> anyhow::Result<Outcome> {
         self.check()?;
         if let Some(writer) = self.writer.take() {
-            let written = writer.finish().context("finish the DBN file")?;
+            let name = writer.name();
+            let written = writer.finish().with_context(|| format!("write {name}"))?;
             warn(&format!("wrote {} records of {} instruments", written.record_count, written.symbol_count));
         }
         if self.lost > 0 {
