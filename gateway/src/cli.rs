@@ -102,47 +102,48 @@ struct Cli {
     command: Command,
 }
 
-/// One variant, one file.
+/// One variant, one file, in the order in which somebody new meets them: see it work, run it, watch it; then what deals with
+/// captures, what stands in for an exchange, what keeps a pair, what installs.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show the order books of a capture at a moment, or how their tops change.
-    Book(book::Args),
-    /// Write lines to pcapng files, with the stamps of the kernel or the NIC.
-    Capture(capture::Args),
-    /// Explain what a configuration would run, or what is wrong with it.
-    Check(check::Args),
-    /// Turn DBN into CSV, JSON lines or Parquet.
-    Convert(convert::Args),
-    /// Print the completions of a shell for all commands and options.
-    Completions(completions::Args),
     /// Show the whole line at work on loopback: exchange, gateway, subscriber; no configuration, no root.
     Demo(demo::Args),
-    /// Say what differs between two recordings: published output, DBN files, captures of a feed.
-    Diff(diff::Args),
-    /// The hot-standby pair: judge what it published.
-    Ha(ha::Args),
-    /// Put captures of a channel's lines together: each message once, by the venue's numbers.
-    Merge(merge::Args),
-    /// Take captures apart: every packet, every message, field by field.
-    Inspect(inspect::Args),
-    /// Print the manual, or write a page for each command.
-    Man(man::Args),
-    /// Play captures and day files: to the wire, or straight into the pipeline.
-    Replay(replay::Args),
+    /// Explain what a configuration would run, or what is wrong with it.
+    Check(check::Args),
     /// Run a configuration until SIGTERM or SIGINT; SIGHUP reads again what may change.
     Run(run::Args),
-    /// Watch gateways of this host and tell the others at once when one dies.
-    Sentinel(sentinel::Args),
-    /// Play an exchange: a capture or a made-up Nasdaq day, on lines that lose packets.
-    Sim(sim::Args),
+    /// Watch a running gateway, or a replay: threads, channels, lines, latencies.
+    Top(top::Args),
     /// Receive what a gateway publishes: print it or write it to a DBN file.
     Tail(tail::Args),
     /// Show latency logs: a table, percentile curves, a timeline.
     Report(report::Args),
-    /// Watch a running gateway, or a replay: threads, channels, lines, latencies.
-    Top(top::Args),
+    /// Write lines to pcapng files, with the stamps of the kernel or the NIC.
+    Capture(capture::Args),
+    /// Put captures of a channel's lines together: each message once, by the venue's numbers.
+    Merge(merge::Args),
+    /// Take captures apart: every packet, every message, field by field.
+    Inspect(inspect::Args),
+    /// Show the order books of a capture at a moment, or how their tops change.
+    Book(book::Args),
+    /// Say what differs between two recordings: published output, DBN files, captures of a feed.
+    Diff(diff::Args),
+    /// Turn DBN into CSV, JSON lines or Parquet.
+    Convert(convert::Args),
+    /// Play captures and day files: to the wire, or straight into the pipeline.
+    Replay(replay::Args),
+    /// Play an exchange: a capture or a made-up Nasdaq day, on lines that lose packets.
+    Sim(sim::Args),
+    /// Ask and tell the gateways of a pair; judge what they published.
+    Ha(ha::Args),
     /// Vote on which gateway publishes, for gateways without a store.
     Witness(witness::Args),
+    /// Watch gateways of this host and tell the others at once when one dies.
+    Sentinel(sentinel::Args),
+    /// Print the completions of a shell for all commands and options.
+    Completions(completions::Args),
+    /// Print the manual, or write a page for each command.
+    Man(man::Args),
 }
 
 /// How a subcommand ended that could do its work.

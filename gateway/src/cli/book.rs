@@ -14,7 +14,7 @@ use mdgw_feeds::{
 
 use super::{Outcome, WRITE, replay, warn};
 use crate::{
-    book_view::{self, BookOptions, Snapshot, When},
+    book_view::{self, BookOptions, InstrumentBook, Snapshot, When},
     replay::{
         feed_guess::GuessedBy,
         merge::Moment,
@@ -25,6 +25,7 @@ use crate::{
 /// Which books to show, and when.
 ///
 /// Several files are lines of the same channels, merged by their times. The books are those that the gateway itself keeps.
+/// Without --symbol or --all: of those instruments that have an order or a trade.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -33,7 +34,6 @@ Examples:
   mdgw book A.pcap --symbol AAPL --session 2019-01-30#0 --sequence 14764496 --by order
   mdgw book deep.pcap.gz --all --json | jq 'select(.suspect)'
   mdgw book deep.pcap.gz --symbol ZIEXT --top")]
-#[command(group(clap::ArgGroup::new("which").required(true).multiple(true).args(["symbol", "all", "top"])))]
 pub(super) struct Args {
     /// Captures (pcap, pcapng) or Nasdaq day files; plain, gzip or zstd, told by content.
     #[arg(required = true, value_name = "FILE")]
@@ -41,7 +41,7 @@ pub(super) struct Args {
     /// Books of these instruments; repeat it or separate with commas.
     #[arg(long, value_name = "SYMBOL", value_delimiter = ',')]
     symbol: Vec<String>,
-    /// Books of all instruments.
+    /// Books of all instruments, empty ones too.
     #[arg(long, conflicts_with = "symbol")]
     all: bool,
     /// Every change of the best bid and offer instead of the book.
@@ -127,23 +127,24 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     Ok(if is_complete { Outcome::Done } else { Outcome::No })
 }
 
-/// Writes the books. Of all instruments of a market most may rest: people get those that have something to show.
+/// Writes the books. Of a market's instruments most may rest: where none were named, those that have something to show.
 fn show(snapshot: &Snapshot, args: &Args, out: &mut impl Write) -> io::Result<()> {
-    if args.json {
-        return snapshot.books.iter().try_for_each(|book| write_json(out, book));
-    }
+    let are_named = args.all || !args.symbol.is_empty();
+    let has_something = |book: &InstrumentBook| !book.bids.is_empty() || !book.asks.is_empty() || book.trades > 0;
     let mut separator = "";
     let mut empty_count = 0_u64;
     for book in &snapshot.books {
-        if args.all && book.bids.is_empty() && book.asks.is_empty() && book.trades == 0 {
+        if !are_named && !has_something(book) {
             empty_count += 1;
-            continue;
+        } else if args.json {
+            write_json(out, book)?;
+        } else {
+            write!(out, "{separator}{book}")?;
+            separator = "\n";
         }
-        write!(out, "{separator}{book}")?;
-        separator = "\n";
     }
-    if empty_count > 0 {
-        writeln!(out, "{separator}{empty_count} instruments more with an empty book and no trade")?;
+    if empty_count > 0 && !args.json {
+        writeln!(out, "{separator}{empty_count} instruments more with an empty book and no trade (--all)")?;
     }
     Ok(())
 }

@@ -26,19 +26,19 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-An exchange plays a feed on two lines that lose, double and swap packets; a gateway puts it together again and
-publishes it; a subscriber receives it. What it received is compared, record by record, with the same feed decoded
+An exchange plays a feed on two lines that lose, double and swap packets; a gateway puts it together again and \
+publishes it; a subscriber receives it. What it received is compared, record by record, with the same feed decoded \
 without any loss. Exit code 0: the same; 1: something was lost or wrong.
+
+With --pair, two gateways run as processes of their own; whichever leads is asked to hand over, then stopped until the \
+other one has taken over, then killed and started again, in turn; each time until it stands for election again. What \
+was published is judged as `mdgw ha verify` does. Exit code 1: anything was lost, doubled or fenced wrongly.
 
 Examples:
   mdgw demo
   mdgw demo --loss 0.2 --messages 1000000
   mdgw demo --capture DEEP10.pcap.gz --rate 20000
-  mdgw demo --pair
-
-With --pair, two gateways run as processes of their own; whichever leads is asked to hand over, then stopped until the
-other one has taken over, then killed and started again, in turn; each time until it stands for election again. What was
-published is judged as `mdgw ha verify` does. Exit code 1: anything was lost, doubled or fenced wrongly.")]
+  mdgw demo --pair")]
 pub(super) struct Args {
     /// Play this capture instead of a made-up Nasdaq day.
     #[arg(long, value_name = "FILE")]

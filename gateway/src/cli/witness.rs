@@ -39,7 +39,8 @@ Examples:
 The file:
   node = 3                                # its number among the voters, unlike any gateway's
   listen = \"10.0.0.3:27500\"
-  key_file = \"/etc/mdgw/key\"              # shared by all; made by (umask 077; openssl rand -hex 32 > FILE)
+  # Shared by all; made by (umask 077; openssl rand -hex 32 > FILE).
+  key_file = \"/etc/mdgw/key\"
   vote_directory = \"/var/lib/mdgw/votes\"  # on a disk that outlives the power
   [[peer]]                                # each gateway, and each other witness
   node = 1
