@@ -296,6 +296,16 @@ mod tests {
     }
 
     #[test]
+    fn many_groups_are_explained_once_and_what_is_not_drawn_is_said() {
+        let page = comparison_page(&["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]);
+        let channels = page.matches("<h2>Channel ").count();
+        assert_eq!(page.matches("against 0</p>").count(), 9 * channels);
+        assert_eq!(page.matches("▲ slower").count(), channels);
+        assert_eq!(page.matches("the first 8 groups; 2 more are in the tables").count(), channels);
+        assert_parses(&page);
+    }
+
+    #[test]
     fn days_are_drawn_over_each_other() {
         let page = page(&report_of_days());
         assert!(page.contains("of each day, by time of day (UTC)") && page.contains("</svg>2019-01-31</li>"), "{page}");

@@ -50,6 +50,7 @@ pub(super) fn sections(comparison: &Comparison, out: &mut impl Write) -> fmt::Re
     channels.sort();
     for (id, title) in channels {
         writeln!(out, "<section>\n<h2>{}</h2>", escape(&title.replacen("channel", "Channel", 1)))?;
+        let mut said = String::new();
         for (index, group) in comparison.groups.iter().enumerate().skip(1) {
             let differences: Vec<&Difference> = comparison
                 .differences
@@ -58,7 +59,7 @@ pub(super) fn sections(comparison: &Comparison, out: &mut impl Write) -> fmt::Re
                 .collect();
             let base = comparison.groups.first().map_or("", |base| base.name.as_str());
             let caption = format!("{} against {base}", group.name);
-            changes(&caption, &differences, out)?;
+            changes(&caption, &differences, &mut said, out)?;
         }
         overlays(comparison, id, out)?;
         for (index, group) in comparison.groups.iter().enumerate().skip(1) {
@@ -70,8 +71,8 @@ pub(super) fn sections(comparison: &Comparison, out: &mut impl Write) -> fmt::Re
     writeln!(out, "<p class=\"caption\">{}</p>", escape(SPREAD_NOTE))
 }
 
-/// Stage by stage, how much each percentile changed.
-fn changes(caption: &str, differences: &[&Difference], out: &mut impl Write) -> fmt::Result {
+/// Stage by stage, how much each percentile changed. How that is to be read is written where it was not `said` before.
+fn changes(caption: &str, differences: &[&Difference], said: &mut String, out: &mut impl Write) -> fmt::Result {
     let Some(first) = differences.first() else { return Ok(()) };
     writeln!(
         out,
@@ -105,26 +106,33 @@ fn changes(caption: &str, differences: &[&Difference], out: &mut impl Write) -> 
     }
     let samples = first.samples;
     let what = if samples.are_runs { "runs" } else { "stretches of a run" };
-    writeln!(
-        out,
-        "</tbody>\n</table>\n</div>\n<p class=\"caption\">▲ slower, ▼ faster: beyond the spread of {} and {} {what} (by chance \
-         alone in {:.1} % of cases). Grey: within the spread, or not judged. ?: apart, but too few runs to tell.</p>",
+    writeln!(out, "</tbody>\n</table>\n</div>")?;
+    let reading = format!(
+        "▲ slower, ▼ faster: beyond the spread of {} and {} {what} (by chance alone in {:.1} % of cases). Grey: within the \
+         spread, or not judged. ?: apart, but too few runs to tell.",
         samples.base_count,
         samples.count,
         samples.chance() * 100.0
-    )
+    );
+    if *said == reading {
+        return Ok(());
+    }
+    writeln!(out, "<p class=\"caption\">{reading}</p>")?;
+    *said = reading;
+    Ok(())
 }
 
 /// The curves of all groups over each other.
 fn overlays(comparison: &Comparison, id: ChannelId, out: &mut impl Write) -> fmt::Result {
     let of_group = |group: &'_ Group| group.report.channels.iter().position(|channel| channel.id == id);
-    let shown: Vec<(usize, &Group, &ChannelReport)> = comparison
+    let mut shown: Vec<(usize, &Group, &ChannelReport)> = comparison
         .groups
         .iter()
         .enumerate()
         .filter_map(|(index, group)| Some((index, group, group.report.channels.get(of_group(group)?)?)))
-        .take(STYLE_COUNT)
         .collect();
+    let left_out = shown.len().saturating_sub(STYLE_COUNT);
+    shown.truncate(STYLE_COUNT);
     for stage in [Stage::WireToWire, Stage::WireToUser] {
         let lines: Vec<_> = shown
             .iter()
@@ -150,6 +158,12 @@ fn overlays(comparison: &Comparison, id: ChannelId, out: &mut impl Write) -> fmt
     if lines.len() > 1 && lines.iter().any(|(.., moments)| moments.len() > 1) {
         let caption = format!("Wire to wire, 99th percentile, {}", origins.text());
         figure(&caption, &charts::overlay("Wire to wire", &lines), out)?;
+    }
+    if left_out > 0 {
+        writeln!(
+            out,
+            "<p class=\"caption\">Drawn: the first {STYLE_COUNT} groups; {left_out} more are in the tables.</p>"
+        )?;
     }
     Ok(())
 }
