@@ -72,6 +72,9 @@ pub enum MergeError {
     /// More lines of a channel, or more channels, than are kept at once.
     #[error("merge: {0}")]
     TooMany(#[from] TooMany),
+    /// There was nothing to merge.
+    #[error("merge: no UDP datagrams in {0}")]
+    NoPackets(String),
     /// No packet was of a feed that is known, or of the one that was asked for.
     #[error("merge: {wanted} in none of {datagrams} datagrams; --feed names the feed")]
     NothingRecognised {
@@ -113,10 +116,7 @@ pub fn run(options: &MergeOptions, watch: &mut dyn FnMut(u64) -> ControlFlow<()>
     }
     let written = output.finish()?;
     if merging.lanes.is_empty() && merging.damages().is_empty() {
-        return Err(MergeError::NothingRecognised {
-            wanted: options.feed.map_or_else(|| "a known feed".to_owned(), |feed| feed.to_string()),
-            datagrams: merging.sources.files().map(|file| file.counts().datagrams).sum(),
-        });
+        return Err(merging.nothing(options));
     }
     Ok(MergeSummary::of(&merging.sources, &merging.lanes, written, &options.output, begun.elapsed()))
 }
@@ -188,6 +188,20 @@ impl Merging {
     pub fn finish_lane(&mut self, lane: usize, sink: &mut impl PacketSink) {
         if let Some(lane) = self.lanes.get_mut(lane) {
             lane.finish(sink);
+        }
+    }
+
+    /// Why nothing came out.
+    fn nothing(&self, options: &MergeOptions) -> MergeError {
+        match self.sources.files().map(|file| file.counts().datagrams).sum() {
+            0 => {
+                let files: Vec<String> = options.files.iter().map(|file| file.display().to_string()).collect();
+                MergeError::NoPackets(files.join(", "))
+            }
+            datagrams => MergeError::NothingRecognised {
+                wanted: options.feed.map_or_else(|| "a known feed".to_owned(), |feed| feed.to_string()),
+                datagrams,
+            },
         }
     }
 

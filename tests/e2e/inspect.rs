@@ -75,8 +75,10 @@ fn filters_keep_what_they_name_and_nothing_else() {
     assert_eq!(messages(&of_stock).iter().collect::<Vec<_>>(), wanted);
 
     assert_eq!(filtered(&["--session", "MDGWSIM001", "--channel", DESTINATIONS[0]]), all);
-    assert!(filtered(&["--session", "OTHER"]).is_empty());
-    assert!(filtered(&["--channel", "233.54.12.111:1"]).is_empty());
+    for nothing in [["--session", "OTHER"], ["--channel", "233.54.12.111:1"], ["--frame", "0"]] {
+        let ended = day.inspect(&nothing).with_code(0);
+        assert!(ended.stdout.is_empty() && ended.stderr.contains("the filters leave nothing"), "{}", ended.stderr);
+    }
 
     let middle_ns = day.packets[day.packets.len() / 2].0;
     let seconds = |time_ns: u64| format!("+{}.{:09}", time_ns / 1_000_000_000, time_ns % 1_000_000_000);
@@ -265,6 +267,9 @@ fn a_good_file_is_shown_though_another_is_damaged() {
     let ended = process::run(["inspect", text(&missing), text(&day.path), "--json"]).with_code(2);
     assert_eq!(ended.stdout.lines().count(), day.packets.len());
     assert!(ended.stderr.contains(text(&missing)), "{}", ended.stderr);
+    let alone = process::run(["inspect", text(&missing)]).with_code(2);
+    let why = "No such file or directory (os error 2)";
+    assert_eq!(alone.stderr, format!("mdgw: open {}: {why}\n", text(&missing)), "nothing was shown before");
 }
 
 #[test]

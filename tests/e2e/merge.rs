@@ -263,6 +263,9 @@ fn bad_input_keeps_what_was_merged_and_is_told_by_file_and_offset() {
     feeds::write_capture(&bad, DESTINATIONS[0], &[(MIDNIGHT_NS, Arc::from(&b"hello"[..]))]);
     let ended = merge(&[&bad], &out, &[]).with_code(2);
     assert!(ended.stderr.contains("a known feed in none of 1 datagrams"), "{}", ended.stderr);
+    feeds::write_capture(&bad, DESTINATIONS[0], &[]);
+    let ended = merge(&[&bad], &out, &[]).with_code(2);
+    assert!(ended.stderr.contains(&format!("no UDP datagrams in {}", text(&bad))), "{}", ended.stderr);
 
     // The output.
     let ended = merge(&[&a, &b], Path::new("/dev/full"), &[]).with_code(2);

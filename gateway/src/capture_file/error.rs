@@ -38,8 +38,8 @@ impl std::error::Error for CaptureError {
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureFault {
     /// The file cannot be opened.
-    #[error("cannot open")]
-    Open(#[source] io::Error),
+    #[error(transparent)]
+    Open(io::Error),
     /// The system, or the decompressor, refused further bytes.
     #[error("cannot read on")]
     Read(#[source] io::Error),

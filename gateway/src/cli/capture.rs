@@ -43,6 +43,9 @@ use crate::{
 /// and the kernel's count of drops stands in its statistics. SIGINT and SIGTERM end the capture in order; a file that a
 /// crash cut lacks the last tenth of a second and opens.
 #[derive(Debug, clap::Args)]
+#[command(override_usage = "\
+mdgw capture [OPTIONS] --out <OUT.pcapng[.zst]> <CONFIG>
+       mdgw capture [OPTIONS] --out <OUT.pcapng[.zst]> --group <[NAME=]ADDR:PORT>...")]
 #[command(after_help = "\
 Examples:
   mdgw capture gateway.toml -o lines.pcapng.zst

@@ -110,6 +110,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         bytes_before: 0,
         datagrams: 0,
         recognised: 0,
+        shown: 0,
+        is_cut_short: false,
     };
     let mut damages = Vec::new();
     for path in &args.files {
@@ -120,9 +122,13 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     inspection.bar.finish_and_clear();
     inspection.out.flush().context(WRITE)?;
     if !damages.is_empty() {
-        bail!("{} (everything before was shown)", damages.join("; "));
+        let kept = if inspection.datagrams > 0 { " (everything before was shown)" } else { "" };
+        bail!("{}{kept}", damages.join("; "));
     }
     inspection.check_totals()?;
+    if inspection.shown == 0 && !args.stats {
+        warn("inspect: the filters leave nothing");
+    }
     Ok(Outcome::Done)
 }
 
@@ -137,6 +143,10 @@ struct Inspection<'a> {
     bytes_before: u64,
     datagrams: u64,
     recognised: u64,
+    /// Packets that were shown one by one.
+    shown: u64,
+    /// A file was left before its end, since no filter wants the rest.
+    is_cut_short: bool,
 }
 
 impl Inspection<'_> {
@@ -166,6 +176,7 @@ impl Inspection<'_> {
             self.datagrams += 1;
             let place = filter.place(&datagram);
             if place == Place::Beyond {
+                self.is_cut_short = true;
                 break None;
             }
             let is_recognised = match &mut statistics {
@@ -175,6 +186,7 @@ impl Inspection<'_> {
                     let mut packet = dissector.packet(datagram);
                     if place == Place::In && filter.keep(&mut packet) && statistics.is_none() {
                         self.show.packet(&packet, &mut self.out).context(WRITE)?;
+                        self.shown += 1;
                         if self.args.follow {
                             self.out.flush().context(WRITE)?;
                         }
@@ -215,7 +227,8 @@ impl Inspection<'_> {
     fn check_totals(&self) -> anyhow::Result<()> {
         let files = || self.args.files.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
         match (self.datagrams, self.recognised) {
-            _ if self.args.follow => Ok(()),
+            // What wasn't looked at may be anything.
+            _ if self.args.follow || self.is_cut_short => Ok(()),
             (0, _) => bail!("inspect: no UDP datagrams in {}", files()),
             (datagrams, 0) => {
                 bail!("inspect: no known feed in {}, among {datagrams} datagrams; --feed names the feed", files())

@@ -15,7 +15,10 @@ use super::{Answer, Request};
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// Nobody listens.
-    #[error("cannot reach a gateway at {}: {source}", path.display())]
+    #[error(
+        "cannot reach a gateway at {}: {source} (it listens where gateway.control_socket of its configuration says)",
+        path.display()
+    )]
     Connect {
         /// Where.
         path: PathBuf,
