@@ -16,7 +16,7 @@ use super::{Answer, Request};
 pub enum ControlError {
     /// Nobody listens.
     #[error(
-        "cannot reach a gateway at {}: {source} (it listens where gateway.control_socket of its configuration says)",
+        "cannot reach a gateway at {} (it listens where gateway.control_socket of its configuration says): {source}",
         path.display()
     )]
     Connect {
