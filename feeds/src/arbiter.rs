@@ -16,16 +16,18 @@
 //! [`Arbiter::begin_session`]), or read a clock.
 
 mod gap;
+mod holes;
 mod lines;
 #[cfg(test)]
 mod tests;
 mod window;
 
+pub(crate) use self::holes::Holes;
 pub use self::{
     gap::Gap,
     lines::{LEAD_NS_MAX, LineStatistics, lead_histogram},
 };
-pub use crate::recovery::{AnswerEnd, Asked, RecoveryConfig, RecoveryStatistics, Request};
+pub use crate::recovery::{AnswerEnd, Asked, REQUESTS_UNDER_WAY_MAX, RecoveryConfig, RecoveryStatistics, Request};
 
 use hdrhistogram::Histogram;
 
@@ -38,7 +40,7 @@ use crate::{
     channel_state::ChannelState,
     drop_reason::{DropCounts, DropReason},
     identity::{Line, Sequence},
-    recovery::{Recovery, Verdict},
+    recovery::Recovery,
     time::{MonoNs, UnixNs},
 };
 
@@ -234,13 +236,18 @@ impl Arbiter {
     }
 
     /// The lines are listened to from `now` on: silence of those that never bring anything is counted from here. Further
-    /// calls change nothing.
+    /// calls change nothing, until [`Self::unwatch`].
     #[inline]
     pub fn watch(&mut self, now: MonoNs) {
         if !self.is_watching {
             self.is_watching = true;
             self.lines.watched_mut().for_each(|line| line.watch_since = now);
         }
+    }
+
+    /// The lines may be silent: the venue has said all it has to say.
+    pub fn unwatch(&mut self) {
+        self.is_watching = false;
     }
 
     /// A new numbering begins, at `expected` where that is known (and below [`SEQUENCE_END`]), else with the first
@@ -272,7 +279,8 @@ impl Arbiter {
     ///
     /// A packet that begins more than `sequence_jump_max` beyond what is expected is refused: one forged or damaged
     /// number must not make a channel wait for, or declare, a gap that isn't there. Only the third packet of one
-    /// line in a row of which each continues the one before is believed; the ones before it are then part of the gap.
+    /// line in a row of which each continues the one before is believed; the ones before it lie in the gap then, unless
+    /// the caller has kept them and hands them in again (see [`Self::would_believe`]).
     ///
     /// # Errors
     /// Why nothing of the packet was used; counted here, in [`Self::drops`] and for its line.
@@ -297,13 +305,7 @@ impl Arbiter {
     }
 
     /// A heartbeat or an end of session told, on `line`, that `next` is the next sequence: all before it exist.
-    pub fn announce(
-        &mut self,
-        line: Line,
-        next: Sequence,
-        now: MonoNs,
-        deliver: &mut impl FnMut(Delivery<'_>),
-    ) -> Result<(), DropReason> {
+    pub fn announce(&mut self, line: Line, next: Sequence, now: MonoNs) -> Result<(), DropReason> {
         let Some(statistics) = self.lines.get_mut(line) else {
             return self.refuse(line, DropReason::SourceUnexpected);
         };
@@ -325,7 +327,7 @@ impl Arbiter {
             self.raise_frontier(next, now);
         }
         if line == Line::RECOVERY {
-            self.answered(AnswerEnd::Announced, now, deliver);
+            self.recover(|recovery, holes| recovery.answered(holes, now));
         }
         Ok(())
     }
@@ -345,19 +347,15 @@ impl Arbiter {
     /// Time has passed. Drain the channel's lines before, or what lies in their sockets is taken for lost.
     pub fn on_deadline(&mut self, now: MonoNs, deliver: &mut impl FnMut(Delivery<'_>)) {
         self.raise_alarms(now);
+        self.recover(|recovery, holes| recovery.on_deadline(holes, now));
         while let Some(gap) = self.front_gap() {
-            if self.gap_deadline().is_none_or(|deadline| deadline > now) {
-                return;
-            }
-            let keeps_waiting = match &mut self.recovery {
-                Some(recovery) if recovery.is_active() => recovery.on_deadline(gap, now) == Verdict::Wait,
-                Some(recovery) => recovery.begin(gap, now),
-                None => false,
+            let given_up = match &self.recovery {
+                Some(recovery) => recovery.given_up(gap),
+                None => Some(gap).filter(|_| self.front_due() <= now),
             };
-            if keeps_waiting {
-                return;
-            }
+            let Some(gap) = given_up else { return };
             self.declare(gap, deliver);
+            self.recover(|recovery, holes| recovery.on_deadline(holes, now));
         }
     }
 
@@ -369,10 +367,7 @@ impl Arbiter {
 
     /// The peer has no more of what it was asked for from `asked` on, or can't be asked. The next one is asked with the next deadline.
     pub fn peer_answered(&mut self, asked: Sequence, now: MonoNs) {
-        let gap = self.front_gap();
-        if let (Some(recovery), Some(gap)) = (&mut self.recovery, gap) {
-            recovery.peer_answered(asked, gap, now);
-        }
+        self.recover(|recovery, holes| recovery.peer_answered(asked, holes, now));
     }
 
     /// Input or session have ended: declares what is missing, delivers everything held.
@@ -501,15 +496,7 @@ impl Arbiter {
             return self.refuse_old(&arrival);
         }
         let outcome = if first > self.expected { self.hold(&arrival) } else { self.merge(&arrival, deliver) };
-        if let Some(recovery) = &mut self.recovery
-            && recovery.is_active()
-        {
-            let gap = front_gap(self.expected, self.frontier, &self.window);
-            recovery.gap_changed(gap);
-            if line == Line::RECOVERY {
-                self.answered(AnswerEnd::EachPacket, now, deliver);
-            }
-        }
+        self.recover(|recovery, holes| recovery.arrived(first, next, line == Line::RECOVERY, holes, now));
         outcome
     }
 
@@ -609,6 +596,25 @@ impl Arbiter {
         is_confirmed
     }
 
+    /// Whether what begins at `first` would be believed as the next that `line` brings, however far ahead.
+    #[must_use]
+    pub fn would_believe(&self, line: Line, first: Sequence) -> bool {
+        let line = self.lines.get(line);
+        let confirms = |jump: JumpCandidate| {
+            jump.next == first
+                && jump.arrival_number == line.arrival_number()
+                && jump.confirmations + 1 >= JUMP_CONFIRMATIONS
+        };
+        !self.jumps(first) || line.jump.is_some_and(confirms)
+    }
+
+    /// `next` is believed to be reached, however far ahead: all before it exist.
+    pub fn believe(&mut self, next: Sequence, now: MonoNs) {
+        if self.expected != NONE && next < SEQUENCE_END && next > self.frontier {
+            self.raise_frontier(next, now);
+        }
+    }
+
     /// A packet that was refused for its jump is believed after all and will be accepted again: it was not dropped.
     pub fn take_back_jump(&mut self, line: Line) {
         self.drops.take_back(DropReason::SequenceJump);
@@ -681,20 +687,49 @@ impl Arbiter {
         self.expected = gap.next();
         deliver(Delivery::Gap(gap));
         self.deliver_connected(deliver);
-        let rest = self.front_gap();
         if let Some(recovery) = &mut self.recovery {
-            recovery.gap_changed(rest);
+            recovery.forget_before(self.expected);
         }
     }
 
+    /// The gap that holds up delivery.
     fn front_gap(&self) -> Option<Gap> {
-        front_gap(self.expected, self.frontier, &self.window)
+        Gap::new(self.expected, self.window.front().map_or(self.frontier, |held| held.from))
+    }
+
+    /// When other lines have had their time to fill the first gap.
+    fn front_due(&self) -> MonoNs {
+        let since = self.window.front().map_or(self.tail_since, |held| held.gap_since);
+        since.plus(self.config.gap_timeout_ns)
     }
 
     fn gap_deadline(&self) -> Option<MonoNs> {
-        let asked = self.recovery.as_ref().and_then(Recovery::next_deadline);
-        let since = self.window.front().map_or(self.tail_since, |held| held.gap_since);
-        asked.or_else(|| Some(since.plus(self.config.gap_timeout_ns)))
+        let Some(recovery) = &self.recovery else { return Some(self.front_due()) };
+        let is_given_up = self.front_gap().is_some_and(|gap| recovery.given_up(gap).is_some());
+        if is_given_up { Some(recovery.given_up_at()) } else { recovery.next_deadline(&self.holes()) }
+    }
+
+    fn holes(&self) -> Holes<'_> {
+        Holes {
+            window: &self.window,
+            expected: self.expected,
+            frontier: self.frontier,
+            tail_since: self.tail_since,
+            gap_timeout_ns: self.config.gap_timeout_ns,
+            has_space: match self.config.when_full {
+                WhenFull::DeclareGap => !self.window.is_full(),
+                // What is refused has to be asked for again.
+                WhenFull::RefusePacket => self.window.is_half_free(),
+            },
+        }
+    }
+
+    /// Lets recovery work on what is missing.
+    fn recover(&mut self, work: impl FnOnce(&mut Recovery, &Holes<'_>)) {
+        if let Some(mut recovery) = self.recovery.take() {
+            work(&mut recovery, &self.holes());
+            self.recovery = Some(recovery);
+        }
     }
 
     /// Whoever fills a gap is still at work, so its time begins anew.
@@ -715,26 +750,13 @@ impl Arbiter {
         self.frontier = next;
     }
 
-    /// An answer of the retransmission server has come to its end, in one of the two ways.
-    fn answered(&mut self, end: AnswerEnd, now: MonoNs, deliver: &mut impl FnMut(Delivery<'_>)) {
-        let gap = self.front_gap();
-        let Some(recovery) = self.recovery.as_mut().filter(|recovery| recovery.answer_end() == end) else { return };
-        if let Some(gap) = gap {
-            recovery.answered(gap, now);
-        }
-        // A session's limit that is used up shows as a deadline that has passed.
-        if self.gap_deadline().is_some_and(|deadline| deadline <= now) {
-            self.on_deadline(now, deliver);
-        }
-    }
-
     fn silence_deadline(&self) -> Option<MonoNs> {
         let silence_ns = self.config.line_silence_ns.filter(|_| self.is_watching)?;
         self.lines.watched().filter_map(|line| line.silence_deadline(silence_ns)).min()
     }
 
     fn raise_alarms(&mut self, now: MonoNs) {
-        let Some(silence_ns) = self.config.line_silence_ns else { return };
+        let Some(silence_ns) = self.config.line_silence_ns.filter(|_| self.is_watching) else { return };
         for line in self.lines.watched_mut() {
             if line.silence_deadline(silence_ns).is_some_and(|deadline| deadline <= now) {
                 line.silent = true;
@@ -742,10 +764,4 @@ impl Arbiter {
             }
         }
     }
-}
-
-/// The gap that holds up delivery.
-fn front_gap(expected: Sequence, frontier: Sequence, window: &Window) -> Option<Gap> {
-    let next = window.front().map_or(frontier, |held| held.from);
-    Gap::new(expected, next)
 }

@@ -5,6 +5,7 @@ mod config;
 pub mod copy;
 mod core;
 mod deep;
+mod doubtful;
 mod evidence;
 mod iex;
 mod itch;
@@ -19,6 +20,7 @@ pub use self::{
     config::{ChannelConfig, LateStart, OrderStoreKind},
     copy::{CopyBuffer, CopyFault, CopyStep, CopyTaker},
     core::Fault,
+    doubtful::{DOUBT_NS, Doubtful},
     evidence::{Broken, Evidence, Why},
     schema_set::SchemaSet,
     session::{Belongs, Numbering, SessionTracker},
@@ -110,7 +112,7 @@ impl Channel {
     /// When [`Self::on_deadline`] wants to be called.
     #[must_use]
     pub fn next_deadline(&self) -> Option<MonoNs> {
-        each_kind!(&self.0, line => line.arbiter.next_deadline())
+        each_kind!(&self.0, line => line.next_deadline())
     }
 
     /// Time has passed: a gap may have to be asked for or declared, a line may have gone silent.
@@ -216,7 +218,7 @@ impl Channel {
     /// Bytes held by window, books and tables.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        each_kind!(&self.0, line => line.core.memory_bytes() + line.arbiter.memory_bytes() + line.ahead.bytes())
+        each_kind!(&self.0, line => line.memory_bytes())
     }
 
     /// Somebody wants a copy of its state, and has brought the memory that it takes. One at a time: an earlier one ends here,

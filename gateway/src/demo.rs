@@ -191,8 +191,7 @@ impl Places {
 
 fn config_text(options: &DemoOptions, feed: Feed, places: &Places, scratch: &Path) -> String {
     let Places { line_a, line_b, output, requests, retransmission } = places;
-    // On loopback an answer comes within a millisecond or is lost. Gaps are asked for one after the other, so at a high loss it
-    // is the waiting for lost answers that tells how many are filled.
+    // On loopback an answer comes within a millisecond or is lost, so there is no need to wait for one that is.
     let recovery = if feed.is_by_order() {
         format!("[channel.recovery]\nserver = \"{requests}\"\ntimeout_ms = 4\nattempts_max = 25\n")
     } else {

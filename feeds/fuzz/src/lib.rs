@@ -224,7 +224,7 @@ pub fn arbiter(input: &[u8]) {
                 },
                 &mut deliver,
             ),
-            5 => arbiter.announce(line, first, now, &mut deliver),
+            5 => arbiter.announce(line, first, now),
             6 => {
                 arbiter.on_deadline(now, &mut deliver);
                 Ok(())

@@ -31,7 +31,7 @@ impl Gap {
     }
 
     /// What of it lies before `bound`; all of it where nothing does.
-    pub(super) fn before(self, bound: Sequence) -> Self {
+    pub(crate) fn before(self, bound: Sequence) -> Self {
         Self::new(self.first, self.next.min(bound)).unwrap_or(self)
     }
 

@@ -97,7 +97,7 @@ impl LineStatistics {
 
     pub(super) fn silence_deadline(&self, silence_ns: u64) -> Option<MonoNs> {
         let watched = self.is_configured && !self.silent;
-        watched.then(|| self.last_arrival.unwrap_or(self.watch_since).plus(silence_ns))
+        watched.then(|| self.last_arrival.unwrap_or_default().max(self.watch_since).plus(silence_ns))
     }
 }
 

@@ -34,6 +34,7 @@ fn recovery() -> RecoveryConfig {
         peer_timeout_ns: 1,
         peer_attempts_max: 0,
         messages_per_request_max: 100,
+        requests_under_way_max: 4,
         gap_messages_max: 1_000,
         session_messages_max: 10_000,
         answer_end: AnswerEnd::EachPacket,

@@ -97,6 +97,23 @@ impl Window {
         self.slots.len() - self.free.len()
     }
 
+    /// Whether at least half of the window is free.
+    pub(super) fn is_half_free(&self) -> bool {
+        self.free.len() >= self.slots.len() / 2
+    }
+
+    /// The first sequence from `from` on that isn't held, and the fragment behind it.
+    pub(super) fn not_held_from(&self, from: Sequence) -> (Sequence, Option<&Fragment>) {
+        let mut position = from;
+        for fragment in self.fragments.range(self.index_of(from)..) {
+            if fragment.from > position {
+                return (position, Some(fragment));
+            }
+            position = fragment.until;
+        }
+        (position, None)
+    }
+
     /// Whether all of `[from, next)` is held.
     pub(super) fn covers(&self, from: Sequence, next: Sequence) -> bool {
         let mut position = from;

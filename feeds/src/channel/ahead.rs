@@ -17,9 +17,15 @@ impl Ahead {
     /// Room for so many datagrams of the usual size: as many as may wait within a numbering.
     #[must_use]
     pub fn with_room(datagrams_max: usize) -> Self {
+        Self::of(datagrams_max, DATAGRAM_BYTES)
+    }
+
+    /// Room for so many datagrams of that size.
+    #[must_use]
+    pub fn of(datagrams_max: usize, datagram_bytes: usize) -> Self {
         Self {
             held: Vec::with_capacity(datagrams_max),
-            bytes: Vec::with_capacity(datagrams_max.saturating_mul(DATAGRAM_BYTES)),
+            bytes: Vec::with_capacity(datagrams_max.saturating_mul(datagram_bytes)),
         }
     }
 

@@ -5,8 +5,8 @@ use std::cmp::Ordering;
 use zerocopy::IntoBytes;
 
 use super::{
-    ChannelConfig, ChannelCounters, ChannelState, CopyFault, CopyStep, Datagram, LateStart, Numbering,
-    REQUEST_BYTES_MAX, Wanted,
+    ChannelConfig, ChannelCounters, ChannelState, CopyFault, CopyStep, DOUBT_NS, Datagram, Doubtful, LateStart,
+    Numbering, REQUEST_BYTES_MAX, Wanted,
     ahead::Ahead,
     copy::{CopyWalk, Fields, Taken},
     core::Core,
@@ -35,12 +35,12 @@ pub(super) struct StraightLine<C> {
     pub(super) evidence: EvidenceRing,
     /// The next numbering, while this one waits for its last messages.
     pub(super) ahead: Ahead,
-    /// The last packet, where it lay so far ahead that only further ones would make it credible.
-    doubtful: Ahead,
+    /// What lies so far ahead that only further packets would make it credible.
+    doubtful: Doubtful,
     /// The first packet of another session, while that is not believed to have begun.
     beginner: Ahead,
-    /// Nothing of the running session has come since.
-    beginner_is_last: bool,
+    /// When it came, if nothing of the running session has come since.
+    beginner_is_last: Option<MonoNs>,
     /// Where the venue said that the session ends.
     ends_at: Option<Sequence>,
     has_ended: bool,
@@ -64,9 +64,9 @@ impl<C: Core> StraightLine<C> {
             drops: DropCounts::default(),
             evidence: EvidenceRing::new(),
             ahead: Ahead::with_room(config.arbiter.window_packets),
-            doubtful: Ahead::with_room(1),
+            doubtful: Doubtful::new(config.arbiter.datagram_bytes_max + HEADER_BYTES_MAX),
             beginner: Ahead::with_room(1),
-            beginner_is_last: false,
+            beginner_is_last: None,
             ends_at: None,
             has_ended: false,
             has_missed: false,
@@ -80,9 +80,11 @@ impl<C: Core> StraightLine<C> {
 
     pub(super) fn accept<S: FrameSink>(&mut self, datagram: Datagram<'_>, now: MonoNs, sink: &mut S) {
         self.counters.datagrams += 1;
-        self.arbiter.watch(now);
         self.accept_one(datagram, now, sink);
         self.go_ahead(now, sink);
+        if !self.has_ended {
+            self.arbiter.watch(now);
+        }
         self.tell_state(sink);
     }
 
@@ -128,7 +130,7 @@ impl<C: Core> StraightLine<C> {
             Belongs::Unconfirmed => {
                 if packet.first <= Sequence(1) {
                     self.beginner.clear();
-                    self.beginner_is_last = self.beginner.hold(line, ts_recv, bytes);
+                    self.beginner_is_last = self.beginner.hold(line, ts_recv, bytes).then_some(now);
                 }
                 return Err(DropReason::SessionUnconfirmed);
             }
@@ -136,13 +138,16 @@ impl<C: Core> StraightLine<C> {
                 self.begin_session(session, &packet, sink);
                 self.take_beginner(packet.session, now, sink);
             }
-            Belongs::Current => self.beginner_is_last = false,
+            Belongs::Current => self.beginner_is_last = None,
         }
         let next = packet.next();
         let is_end = packet.kind == PacketKind::EndOfSession;
         if is_end && self.arbiter.expected().is_some_and(|expected| packet.first < expected) {
             // There are messages beyond this end.
             return Err(DropReason::SequenceInvalid);
+        }
+        if self.doubtful.is_continued(line, packet.first) && self.arbiter.would_believe(line, packet.first) {
+            self.believe(line, now, sink);
         }
         // Refusals are counted by the arbiter itself.
         let mut outcome = Ok(());
@@ -160,12 +165,16 @@ impl<C: Core> StraightLine<C> {
                 outcome = arbiter.accept(arrival, &mut deliver);
             }
             PacketKind::Heartbeat | PacketKind::EndOfSession => {
-                outcome = arbiter.announce(line, packet.first, now, &mut deliver);
+                outcome = arbiter.announce(line, packet.first, now);
             }
         });
-        self.doubtful.clear();
-        if outcome == Err(DropReason::SequenceJump) && packet.kind == PacketKind::Messages {
-            self.doubtful.hold(line, ts_recv, bytes);
+        match outcome {
+            Err(DropReason::SequenceJump) if packet.kind == PacketKind::Messages => {
+                self.doubtful.hold(line, &packet, ts_recv, bytes, now);
+            }
+            Err(DropReason::SequenceJump) => {}
+            _ if self.doubtful.is_any() => self.doubtful.contradict(line),
+            _ => {}
         }
         self.counters.heartbeats += u64::from(packet.kind == PacketKind::Heartbeat);
         if is_end && outcome.is_ok() {
@@ -179,7 +188,20 @@ impl<C: Core> StraightLine<C> {
         self.arbitrate(sink, |arbiter, mut deliver| arbiter.on_deadline(now, &mut deliver));
         self.end_if_complete(sink);
         self.go_ahead(now, sink);
+        if self.doubt_deadline().is_some_and(|deadline| deadline <= now) {
+            self.believe_the_last(now, sink);
+        }
         self.tell_state(sink);
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<MonoNs> {
+        [self.arbiter.next_deadline(), self.doubt_deadline()].into_iter().flatten().min()
+    }
+
+    /// When it is clear that nothing will speak against what came last.
+    fn doubt_deadline(&self) -> Option<MonoNs> {
+        let beginner = self.beginner_is_last.map(|since| since.plus(DOUBT_NS));
+        [beginner, self.doubtful.deadline()].into_iter().flatten().min()
     }
 
     pub(super) fn finish<S: FrameSink>(&mut self, sink: &mut S) {
@@ -191,7 +213,9 @@ impl<C: Core> StraightLine<C> {
             self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
             self.end_if_complete(sink);
         }
-        self.believe_the_last(sink);
+        self.believe_the_last(MonoNs(0), sink);
+        self.arbitrate(sink, |arbiter, mut deliver| arbiter.finish(&mut deliver));
+        self.end_if_complete(sink);
         self.tell_state(sink);
     }
 
@@ -241,19 +265,38 @@ impl<C: Core> StraightLine<C> {
         self.beginner = beginner;
     }
 
-    /// Nothing came after it that would speak against it: a capture may be a sample of a few packets.
-    fn believe_the_last<S: FrameSink>(&mut self, sink: &mut S) {
-        let beginner = std::mem::replace(&mut self.beginner, Ahead::with_room(0));
-        if let Some((line, ts_recv, bytes)) = beginner.get(0).filter(|_| self.beginner_is_last) {
-            self.drops.take_back(DropReason::SessionUnconfirmed);
-            self.accept_one(Datagram { line, bytes, ts_recv }, MonoNs(0), sink);
+    /// Nothing has come that would speak against what came last, and nothing will: the input has ended, or been silent for
+    /// [`DOUBT_NS`].
+    fn believe_the_last<S: FrameSink>(&mut self, now: MonoNs, sink: &mut S) {
+        if self.beginner_is_last.take().is_some() {
+            let mut beginner = std::mem::replace(&mut self.beginner, Ahead::with_room(0));
+            if let Some((line, ts_recv, bytes)) = beginner.get(0) {
+                self.drops.take_back(DropReason::SessionUnconfirmed);
+                self.accept_one(Datagram { line, bytes, ts_recv }, now, sink);
+            }
+            beginner.clear();
+            self.beginner = beginner;
         }
-        let doubtful = std::mem::replace(&mut self.doubtful, Ahead::with_room(0));
-        let Some((line, ts_recv, bytes)) = doubtful.get(0) else { return };
-        let Ok(packet) = C::Transport::parse(bytes) else { return };
-        self.arbiter.take_back_jump(line);
-        self.arbitrate(sink, |arbiter, mut deliver| arbiter.give_up_before(packet.first, MonoNs(0), &mut deliver));
-        self.accept_one(Datagram { line, bytes, ts_recv }, MonoNs(0), sink);
+        if self.doubtful.take_last_word() {
+            (0..).map(Line).take(Line::COUNT_MAX).for_each(|line| self.believe(line, now, sink));
+        }
+    }
+
+    /// A line's packets that were refused for their place are in theirs after all.
+    fn believe<S: FrameSink>(&mut self, line: Line, now: MonoNs, sink: &mut S) {
+        let Some((first, row)) = self.doubtful.take(line) else { return };
+        self.arbiter.believe(first, now);
+        let mut index = 0;
+        while let Some((line, ts_recv, bytes)) = row.get(index) {
+            self.arbiter.take_back_jump(line);
+            self.accept_one(Datagram { line, bytes, ts_recv }, now, sink);
+            index += 1;
+        }
+        self.doubtful.put_back(line, row);
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.core.memory_bytes() + self.arbiter.memory_bytes() + self.ahead.bytes() + self.doubtful.bytes()
     }
 
     fn begin_session<S: FrameSink>(&mut self, session: Session, packet: &Packet<'_>, sink: &mut S) {
@@ -265,6 +308,8 @@ impl<C: Core> StraightLine<C> {
         }
         self.counters.sessions += 1;
         self.spoil_copy();
+        self.doubtful.clear();
+        self.beginner_is_last = None;
         self.core.begin_session(session);
         self.ends_at = None;
         self.has_ended = false;
@@ -339,6 +384,7 @@ impl<C: Core> StraightLine<C> {
     fn end<S: FrameSink>(&mut self, sink: &mut S) {
         if !self.has_ended {
             self.has_ended = true;
+            self.arbiter.unwatch();
             self.sessions.end();
             self.tell_state(sink);
             sink.end_of_session();
@@ -475,3 +521,6 @@ impl<C: Core> StraightLine<C> {
         }
     }
 }
+
+/// More than the header of any transport.
+const HEADER_BYTES_MAX: usize = 64;

@@ -112,11 +112,12 @@ fn explain_channel(config: &Resolved, channel: &ChannelSetup, out: &mut impl Wri
     match &channel.recovery {
         Some(recovery) => writeln!(
             out,
-            "  recovery   {}, {} attempts of {}, up to {} messages each",
+            "  recovery   {}, {} attempts of {}, up to {} messages each, {} requests at a time",
             recovery.server,
             recovery.attempts_max,
             Nanoseconds(recovery.timeout_ns),
-            recovery.messages_per_request_max
+            recovery.messages_per_request_max,
+            recovery.requests_under_way_max
         )?,
         None => writeln!(out, "  recovery   none: a gap that no line fills is declared")?,
     }
@@ -381,7 +382,7 @@ mod tests {
               line A     233.54.12.111:26477 on eth1 from 206.200.43.72, receive buffer 16 MiB
               line B     233.49.196.111:26477 on eth2 from 206.200.43.72, receive buffer 16 MiB
               gaps       1024 packets wait up to 2 ms; a line silent for 3 s is an alarm
-              recovery   207.251.255.168:18300, 3 attempts of 20 ms, up to 1000 messages each
+              recovery   207.251.255.168:18300, 3 attempts of 20 ms, up to 1000 messages each, 16 requests at a time
               books      2,097,152 orders (hash), 1,048,576 levels, 16,384 instruments
               publishes  mbo, status, definition, imbalance, statistics
 

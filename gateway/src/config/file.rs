@@ -153,6 +153,8 @@ pub struct Recovery {
     pub attempts_max: Written<i64>,
     /// Messages per request.
     pub messages_per_request_max: Written<i64>,
+    /// Requests that may wait for their answers at a time.
+    pub requests_under_way_max: Written<i64>,
 }
 
 /// `[[output]]`

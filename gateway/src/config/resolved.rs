@@ -227,6 +227,7 @@ impl ChannelSetup {
             request_timeout_ns: recovery.timeout_ns,
             attempts_max: u16::try_from(recovery.attempts_max).unwrap_or(u16::MAX),
             messages_per_request_max: u64::from(recovery.messages_per_request_max),
+            requests_under_way_max: recovery.requests_under_way_max,
             ..arbiter::RecoveryConfig::default()
         });
         config
@@ -273,6 +274,8 @@ pub struct RecoveryConfig {
     pub attempts_max: u32,
     /// Messages asked for in one request.
     pub messages_per_request_max: u16,
+    /// Requests under way at a time.
+    pub requests_under_way_max: u16,
 }
 
 /// Where the packets of some groups go.

@@ -11,7 +11,7 @@ use std::{
 
 use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
-    arbiter::{RecoveryConfig, WhenFull},
+    arbiter::{REQUESTS_UNDER_WAY_MAX, RecoveryConfig, WhenFull},
     channel::{Channel, ChannelConfig, ChannelState, LateStart, Numbering},
     identity::{ChannelId, Epoch, GroupId, Line, Sequence, Session},
     published::{packet::PacketFlags, position::StreamPosition},
@@ -134,7 +134,7 @@ impl<'c> Wiring<'c> {
             state,
             epoch,
             groups,
-            peer_gaps: Arc::new(PeerGaps::new(4 * config.channels.len().max(1))),
+            peer_gaps: Arc::new(PeerGaps::new(usize::from(REQUESTS_UNDER_WAY_MAX) * config.channels.len().max(1))),
             history: Arc::new(InputHistory::new(
                 config.channels.iter().map(|setup| (setup.id, setup.feed)),
                 link.map_or(HISTORY_BYTES, |link| link.history_bytes),

@@ -2,7 +2,7 @@
 
 use mdgw_feeds::{
     arbiter::{Arbiter, ArbiterConfig, Arrival, Delivery, Gap},
-    channel::{Ahead, Belongs, ChannelState, SessionTracker},
+    channel::{Ahead, Belongs, ChannelState, Doubtful, SessionTracker},
     drop_reason::{DropCounts, DropReason},
     identity::{Feed, Line, Sequence, Session},
     time::{MonoNs, TradingDate, UnixNs},
@@ -29,8 +29,8 @@ pub(super) struct Lane {
     arbiter: Arbiter,
     /// The next numbering, while this one waits for its last messages.
     ahead: Ahead,
-    /// The last packet, where it lay so far ahead that only further ones would make it credible.
-    doubtful: Ahead,
+    /// What lies so far ahead that only further packets would make it credible.
+    doubtful: Doubtful,
     lines: Vec<LaneLine>,
     /// The venue's names of the numberings so far, the latest ones.
     begun: Vec<VenueSession>,
@@ -90,7 +90,7 @@ impl Lane {
             sessions: SessionTracker::new(feed, date, None),
             arbiter: Arbiter::new(config),
             ahead: Ahead::with_room(WINDOW_PACKETS),
-            doubtful: Ahead::with_room(1),
+            doubtful: Doubtful::new(usize::from(u16::MAX)),
             lines: Vec::new(),
             begun: Vec::new(),
             forming: Forming { feed, addresses: None, part: Vec::new(), last_time_ns: 0, has_ended: false },
@@ -155,18 +155,29 @@ impl Lane {
             self.go_ahead(output);
         }
         // Nothing came after it that would speak against it: a capture may be a sample of a few packets.
-        let doubtful = std::mem::replace(&mut self.doubtful, Ahead::with_room(0));
-        if let Some((line, ts_recv, bytes)) = doubtful.get(0)
-            && let Ok(packet) = routes::parse(self.feed, bytes)
-        {
-            self.arbiter.take_back_jump(line);
-            self.arbitrate(output, |arbiter, mut deliver| arbiter.give_up_before(packet.first, NOW, &mut deliver));
-            self.accept_one(line, &packet, ts_recv, bytes, output);
+        if self.doubtful.take_last_word() {
+            (0..).map(Line).take(Line::COUNT_MAX).for_each(|line| self.believe(line, output));
+            self.arbitrate(output, |arbiter, mut deliver| arbiter.finish(&mut deliver));
         }
         let frontier = self.arbiter.expected();
         for line in &mut self.lines {
             line.losses.end_of_input(frontier);
         }
+    }
+
+    /// A line's packets that were refused for their place are in theirs after all.
+    fn believe(&mut self, line: Line, output: &mut impl PacketSink) {
+        let Some((first, row)) = self.doubtful.take(line) else { return };
+        self.arbiter.believe(first, NOW);
+        let mut index = 0;
+        while let Some((line, ts_recv, bytes)) = row.get(index) {
+            if let Ok(packet) = routes::parse(self.feed, bytes) {
+                self.arbiter.take_back_jump(line);
+                self.accept_one(line, &packet, ts_recv, bytes, output);
+            }
+            index += 1;
+        }
+        self.doubtful.put_back(line, row);
     }
 
     fn accept_one(
@@ -198,6 +209,9 @@ impl Lane {
             Belongs::New(_) => self.begin_session(packet, output),
             Belongs::Current => {}
         }
+        if self.doubtful.is_continued(line, packet.first) && self.arbiter.would_believe(line, packet.first) {
+            self.believe(line, output);
+        }
         let is_message = packet.kind == PacketKind::Messages;
         let mut outcome = Ok(());
         self.arbitrate(output, |arbiter, mut deliver| {
@@ -214,16 +228,17 @@ impl Lane {
                 };
                 arbiter.accept(arrival, &mut deliver)
             } else {
-                arbiter.announce(line, packet.first, NOW, &mut deliver)
+                arbiter.announce(line, packet.first, NOW)
             };
         });
-        self.doubtful.clear();
         match outcome {
-            Ok(()) | Err(DropReason::Duplicate | DropReason::LateAfterGap) => self.note(line, packet, ts_recv),
-            Err(DropReason::SequenceJump) if is_message => {
-                self.doubtful.hold(line, ts_recv, bytes);
-            }
-            Err(_) => {}
+            Err(DropReason::SequenceJump) if is_message => self.doubtful.hold(line, packet, ts_recv, bytes, NOW),
+            Err(DropReason::SequenceJump) => {}
+            _ if self.doubtful.is_any() => self.doubtful.contradict(line),
+            _ => {}
+        }
+        if matches!(outcome, Ok(()) | Err(DropReason::Duplicate | DropReason::LateAfterGap)) {
+            self.note(line, packet, ts_recv);
         }
         if !is_message {
             self.forming.heartbeat(packet, ts_recv, bytes, self.arbiter.expected(), output);
@@ -278,6 +293,7 @@ impl Lane {
         if !is_first {
             self.arbitrate(output, |arbiter, mut deliver| arbiter.finish(&mut deliver));
         }
+        self.doubtful.clear();
         let ended = self.arbiter.expected();
         for line in &mut self.lines {
             line.losses.begin_session(ended);

@@ -1,7 +1,7 @@
 //! One story for each promise.
 //!
 //! `A3` is message 3 on line A, `A3..6` a packet `[3, 6)`, `A3@7` one with the receive stamp 7, `A=9` an announcement
-//! that 9 is next, `R…` the recovery line; `+30ms` lets time pass, `end` ends the input, `session=1` begins one.
+//! that 9 is next, `R…` the recovery line, `P2` the peer's word that it has no more of what it was asked for from 2 on; `+30ms` lets time pass, `end` ends the input, `session=1` begins one.
 
 use std::fmt::Write;
 
@@ -51,9 +51,11 @@ impl World {
             self.arbiter.finish(&mut tell);
         } else if let Some(first) = word.strip_prefix("session=") {
             self.arbiter.begin_session(first.parse().ok().map(Sequence));
+        } else if let Some(asked) = word.strip_prefix('P') {
+            self.arbiter.peer_answered(Sequence(asked.parse().unwrap()), self.now);
         } else if let Some((line, next)) = word.split_once('=') {
             let next = Sequence(next.parse().unwrap());
-            if let Err(reason) = self.arbiter.announce(line_of(line), next, self.now, &mut tell) {
+            if let Err(reason) = self.arbiter.announce(line_of(line), next, self.now) {
                 write!(self.said, " !{}", reason.name()).unwrap();
             }
         } else {
@@ -78,7 +80,8 @@ impl World {
             }
         }
         while let Some(request) = self.arbiter.poll_request() {
-            write!(self.said, " ask:{}..{}", request.first.0, request.next.0).unwrap();
+            let whom = if request.of == Asked::Peer { "peer" } else { "ask" };
+            write!(self.said, " {whom}:{}..{}", request.first.0, request.next.0).unwrap();
         }
     }
 }
@@ -170,11 +173,121 @@ fn a_gap_is_asked_for_then_asked_again_then_declared() {
 fn requests_keep_to_their_limits() {
     let limited = |recovery| ArbiterConfig { recovery: Some(recovery), ..config() };
     let pieces = RecoveryConfig { messages_per_request_max: 2, ..recovery() };
-    check_with(limited(pieces), "A1 A6 +20ms R2..4 R4..6", expect!["A1..2 ask:2..4 R2..4 ask:4..6 R4..6 A6..7"]);
+    check_with(limited(pieces), "A1 A6 +20ms R2..4 R4..6", expect!["A1..2 ask:2..4 ask:4..6 R2..4 R4..6 A6..7"]);
     let small = RecoveryConfig { gap_messages_max: 3, ..recovery() };
     check_with(limited(small), "A1 A6 +20ms A10 +20ms", expect!["A1..2 gap:2..6 A6..7 ask:7..10"]);
     let poor = RecoveryConfig { session_messages_max: 5, ..recovery() };
     check_with(limited(poor), "A1 A6 +20ms R2 +20ms", expect!["A1..2 ask:2..6 R2..3 gap:3..6 A6..7"]);
+}
+
+#[test]
+fn each_hole_is_asked_for_when_its_time_is_up_and_not_when_the_one_before_it_is_filled() {
+    let config = ArbiterConfig { recovery: Some(recovery()), ..config() };
+    check_with(config.clone(), "A1 A3 A5 +20ms R4 R2", expect!["A1..2 ask:2..3 ask:4..5 R2..3 A3..4 R4..5 A5..6"]);
+    // A lost answer holds up its own hole alone.
+    check_with(
+        config.clone(),
+        "A1 A3 +5ms A5 +15ms +5ms R4 +5ms R2",
+        expect!["A1..2 ask:2..3 ask:4..5 ask:2..3 R2..3 A3..4 R4..5 A5..6"],
+    );
+    // The tail that an announcement tells of is a hole like others.
+    check_with(config, "A1 A3 A=6 +20ms R4..6 R2", expect!["A1..2 ask:2..3 ask:4..6 R2..3 A3..4 R4..6"]);
+}
+
+#[test]
+fn no_more_requests_are_under_way_than_configured() {
+    let recovery = RecoveryConfig { requests_under_way_max: 2, messages_per_request_max: 3, ..recovery() };
+    let config = ArbiterConfig { recovery: Some(recovery), ..config() };
+    check_with(
+        config.clone(),
+        "A1 A3 A5 A7 +20ms R4 +0ms R2 R6",
+        expect!["A1..2 ask:2..3 ask:4..5 ask:6..7 R2..3 A3..4 R4..5 A5..6 R6..7 A7..8"],
+    );
+    // The pieces of a large hole follow each other without another wait.
+    check_with(
+        config,
+        "A1 A10 +20ms R2..5 R5..7 R7..8 R8..10",
+        expect!["A1..2 ask:2..5 ask:5..8 R2..5 ask:8..10 R5..7 ask:7..8 R7..8 R8..10 A10..11"],
+    );
+}
+
+#[test]
+fn holes_given_up_are_declared_in_their_order() {
+    let config = ArbiterConfig { recovery: Some(recovery()), ..config() };
+    check_with(
+        config.clone(),
+        "A1 A3 A5 +20ms +10ms B2 +10ms",
+        expect!["A1..2 ask:2..3 ask:4..5 ask:2..3 ask:4..5 B2..3 A3..4 gap:4..5 A5..6"],
+    );
+    // The second one is given up first, and waits for the first one's answer.
+    check_with(
+        ArbiterConfig { recovery: Some(RecoveryConfig { gap_messages_max: 3, ..recovery() }), ..config },
+        "A1 A3 A9 +20ms R2 +0ms",
+        expect!["A1..2 ask:2..3 R2..3 A3..4 gap:4..9 A9..10"],
+    );
+}
+
+#[test]
+fn a_piece_that_nobody_has_is_declared_and_what_is_still_asked_for_is_not() {
+    let recovery = RecoveryConfig { messages_per_request_max: 3, attempts_max: 1, ..recovery() };
+    let config = ArbiterConfig { recovery: Some(recovery), ..config() };
+    check_with(
+        config,
+        "A1 A8 +20ms +5ms R5 +5ms R6..8",
+        expect!["A1..2 ask:2..5 ask:5..8 ask:6..8 gap:2..5 R5..6 R6..8 A8..9"],
+    );
+}
+
+#[test]
+fn a_large_hole_is_given_up_as_soon_as_a_small_one_where_nobody_answers() {
+    let recovery =
+        RecoveryConfig { messages_per_request_max: 3, requests_under_way_max: 2, attempts_max: 1, ..recovery() };
+    let config = ArbiterConfig { recovery: Some(recovery), ..config() };
+    check_with(config, "A1 A12 +20ms +10ms", expect!["A1..2 ask:2..5 ask:5..8 gap:2..12 A12..13"]);
+}
+
+#[test]
+fn the_peer_is_asked_before_the_server_and_each_alone_where_the_other_is_not() {
+    let of = |peer_attempts_max, attempts_max| {
+        let recovery = RecoveryConfig { peer_timeout_ns: 1_000_000, peer_attempts_max, attempts_max, ..recovery() };
+        ArbiterConfig { recovery: Some(recovery), ..config() }
+    };
+    check_with(of(2, 2), "A1 A3 +20ms +1ms", expect!["A1..2 peer:2..3 peer:2..3"]);
+    check_with(of(2, 2), "A1 A3 +20ms +1ms +1ms +10ms", expect!["A1..2 peer:2..3 peer:2..3 ask:2..3 ask:2..3"]);
+    check_with(of(1, 0), "A1 A3 +20ms +1ms", expect!["A1..2 peer:2..3 gap:2..3 A3..4"]);
+    check_with(of(0, 2), "A1 A3 +20ms +10ms +10ms", expect!["A1..2 ask:2..3 ask:2..3 gap:2..3 A3..4"]);
+}
+
+#[test]
+fn a_peer_that_has_none_of_it_is_not_waited_for() {
+    let recovery = RecoveryConfig { peer_timeout_ns: 5_000_000, peer_attempts_max: 2, attempts_max: 1, ..recovery() };
+    let config = ArbiterConfig { recovery: Some(recovery), ..config() };
+    // What it says of the first hole is nothing about the second; said again, it is about nothing.
+    check_with(
+        config,
+        "A1 A3 A5 +20ms P2 +0ms P2 R4 +10ms",
+        expect!["A1..2 peer:2..3 peer:4..5 ask:2..3 gap:2..3 A3..4 R4..5 A5..6"],
+    );
+}
+
+#[test]
+fn a_peer_that_has_some_of_it_is_asked_for_the_rest() {
+    let recovery = RecoveryConfig { peer_timeout_ns: 5_000_000, peer_attempts_max: 1, attempts_max: 1, ..recovery() };
+    let config = ArbiterConfig { recovery: Some(recovery), ..config() };
+    // The first question's answer may come twice.
+    check_with(config, "A1 A9 +20ms R2..4 P2 P2 R4..9", expect!["A1..2 peer:2..9 R2..4 peer:4..9 R4..9 A9..10"]);
+}
+
+#[test]
+fn the_peer_is_asked_for_no_more_at_a_time_than_one_request_may_hold() {
+    let recovery =
+        RecoveryConfig { peer_timeout_ns: 5_000_000, peer_attempts_max: 1, messages_per_request_max: 4, ..recovery() };
+    let config = ArbiterConfig { recovery: Some(recovery), ..config() };
+    check_with(
+        config,
+        "A1 A4 A7 A9 +20ms R2..4 +0ms R5..7 +0ms R8",
+        expect!["A1..2 peer:2..4 peer:5..7 R2..4 A4..5 peer:8..9 R5..7 A7..8 R8..9 A9..10"],
+    );
 }
 
 #[test]

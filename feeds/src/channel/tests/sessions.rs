@@ -440,6 +440,60 @@ fn a_far_packet_is_believed_at_the_end_unless_something_spoke_against_it() {
 }
 
 #[test]
+fn packets_that_made_a_jump_credible_are_delivered_with_the_one_that_confirms_it() {
+    for (lines, with_heartbeats) in [(1, false), (2, false), (1, true)] {
+        let (mut world, mut stream) = itch();
+        world.datagram(Line::A, &stream.packet(&[order(1)]));
+        let mut far = Stream { first: 5_000_000, ..Stream::new(Feed::NasdaqItch) };
+        let packets = [2, 3, 4].map(|id| far.packet(&[order(id)]));
+        if with_heartbeats {
+            let at = Stream { first: 5_000_001, ..Stream::new(Feed::NasdaqItch) };
+            let heartbeat = at.heartbeat();
+            world.datagrams([&packets[0], &heartbeat, &heartbeat, &packets[1], &packets[2]]);
+        } else {
+            for packet in &packets {
+                (0..lines).for_each(|line| _ = world.datagram(Line(line), packet));
+            }
+        }
+        world.wait();
+        let counters = world.channel.counters();
+        assert_eq!((counters.messages, counters.gaps, counters.gap_messages), (4, 1, 4_999_998), "{lines} lines");
+        let drops = world.channel.arbiter_drops();
+        assert_eq!(drops.get(DropReason::SequenceJump), u64::from(with_heartbeats), "the heartbeat that was in doubt");
+        assert_eq!(drops.get(DropReason::Duplicate), if lines == 2 { 3 } else { 0 });
+    }
+}
+
+#[test]
+fn what_came_last_is_believed_after_a_silence_as_at_the_end_of_the_input() {
+    let (mut world, mut stream) = itch();
+    world.datagram(Line::A, &stream.packet(&[order(1)]));
+    let far = Stream { first: 5_000_000, ..Stream::new(Feed::NasdaqItch) }.packet(&[order(9)]);
+    world.datagram(Line::A, &far);
+    let since = world.now;
+    assert_eq!(world.channel.next_deadline(), Some(since.plus(DOUBT_NS)));
+    while let Some(deadline) = world.channel.next_deadline() {
+        world.channel.on_deadline(deadline, &mut world.seen);
+        assert_ne!(world.channel.next_deadline(), Some(deadline));
+    }
+    let mut offline = itch().0;
+    offline.datagram(Line::A, &Stream::new(Feed::NasdaqItch).packet(&[order(1)])).datagram(Line::A, &far);
+    offline.channel.finish(&mut offline.seen);
+    assert_eq!(world.seen.take_text(), offline.seen.take_text());
+    assert_eq!((world.channel.counters().messages, world.channel.counters().gaps), (2, 1));
+
+    // A session whose first packet was the last of all.
+    let (mut world, mut stream) = itch();
+    world.datagram(Line::A, &stream.packet(&[order(1)]));
+    let second = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) }.packet(&[order(1)]);
+    world.datagram(Line::A, &second);
+    assert_eq!(world.channel.counters().sessions, 1);
+    let deadline = world.channel.next_deadline().expect("the doubt's");
+    world.channel.on_deadline(deadline, &mut world.seen);
+    assert_eq!((world.channel.counters().sessions, world.channel.next_deadline()), (2, None));
+}
+
+#[test]
 fn answers_of_the_retransmission_server_begin_no_session() {
     let (mut world, mut stream) = itch();
     world.datagram(Line::RECOVERY, &stream.packet(&[order(1)])).shows(&expect![[""]]);
@@ -490,6 +544,28 @@ fn silence_on_every_line_is_told_as_a_state() {
     world.datagram(Line::B, &stream.heartbeat()).shows(&expect![[r#"
         state Live
     "#]]);
+}
+
+#[test]
+fn a_venue_that_has_ended_its_session_may_be_silent() {
+    let mut config = World::config(Feed::NasdaqItch, MBO);
+    config.arbiter.line_silence_ns = Some(5_000_000);
+    let mut world = World::new(config);
+    let mut stream = Stream::new(Feed::NasdaqItch);
+    world.datagram(Line::A, &stream.packet(&[order(1)])).datagram(Line::B, &stream.heartbeat());
+    world.datagram(Line::A, &stream.end_of_session()).datagram(Line::B, &stream.end_of_session());
+    assert_eq!(world.channel.next_deadline(), None, "nothing is waited for");
+    world.wait();
+    let silent = |world: &World| [Line::A, Line::B].map(|line| world.channel.line_statistics(line).silences);
+    assert_eq!((silent(&world), world.channel.state()), ([0, 0], ChannelState::Ended));
+    // The next morning both have their time again.
+    world.now = world.now.plus(50_000_000_000_000);
+    let mut next = Stream { name: b'2', ..Stream::new(Feed::NasdaqItch) };
+    world.datagram(Line::A, &next.packet(&[order(1)])).datagram(Line::A, &next.packet(&[order(2)]));
+    assert_eq!(silent(&world), [0, 0]);
+    assert_eq!(world.channel.next_deadline(), Some(world.now.plus(5_000_000)));
+    world.wait();
+    assert_eq!(silent(&world), [1, 1]);
 }
 
 #[test]

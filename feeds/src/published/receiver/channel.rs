@@ -96,6 +96,7 @@ impl ReceiverChannel {
                 peer_attempts_max: 0,
                 messages_per_request_max: service.messages_per_request_max.clamp(1, 1 << 40) << PART_BITS,
                 // The service limits itself; a late starter may want a whole day.
+                requests_under_way_max: 1,
                 gap_messages_max: u64::MAX,
                 session_messages_max: u64::MAX,
                 answer_end: AnswerEnd::Announced,
@@ -348,11 +349,8 @@ impl ReceiverChannel {
             Phase::Extent { .. } if is_end && !is_snapshot => {
                 self.phase = Phase::Running;
                 self.begin_at(first);
-                let Self { arbiter, stream, .. } = self;
                 // Whatever is refused here is counted by the arbiter, and live packets tell the same.
-                let _counted = arbiter.announce(Line::RECOVERY, position_of(next), now, &mut |delivery| {
-                    stream.take(delivery, deliver);
-                });
+                let _counted = self.arbiter.announce(Line::RECOVERY, position_of(next), now);
             }
             _ => {}
         }
@@ -403,7 +401,7 @@ impl ReceiverChannel {
             };
             arbiter.accept(arrival, &mut |delivery| stream.take(delivery, deliver))
         } else {
-            let outcome = arbiter.announce(datagram.line, next, now, &mut |delivery| stream.take(delivery, deliver));
+            let outcome = arbiter.announce(datagram.line, next, now);
             if outcome.is_ok() && arbiter.expected().is_some_and(|expected| expected <= next) {
                 stream.take_unsettling(packet.body, deliver);
             }
