@@ -233,7 +233,18 @@ impl RetransmissionService {
             self.counts.unknown += 1;
             return;
         };
-        let session = request.session.map(|session| session.to_bytes()).or_else(|| channel.definitions.session());
+        let asked = request.session.map(|session| session.to_bytes());
+        let session = match request.kind {
+            RequestKind::Range | RequestKind::Definitions => asked.or_else(|| channel.definitions.session()),
+            RequestKind::Sessions => {
+                let is_wanted = |held| Session::from_bytes(held).is_some_and(|held| Some(held) >= request.session);
+                let Ok(held) = channel.reader.first_session(is_wanted) else {
+                    self.counts.log_failures += 1;
+                    return;
+                };
+                held.or(asked)
+            }
+        };
         let Some(session) = session else {
             self.counts.unknown += 1;
             return;
@@ -256,6 +267,7 @@ impl RetransmissionService {
                 answer.definitions(&channel.definitions, request.first.0);
                 Ok(())
             }
+            RequestKind::Sessions => answer.range(&mut channel.reader, &channel.definitions, 0, 0),
         };
         let bytes = answer.bytes;
         self.requesters.charge(*requester.ip(), bytes);

@@ -17,9 +17,9 @@ use mdgw_feeds::{
     },
 };
 use mdgw_tests::{
-    day::Day,
-    feeds,
-    process::{PATIENCE, Signal},
+    day::{DATE, Day},
+    feeds::{self, MIDNIGHT_NS},
+    process::{self, PATIENCE, Signal},
     relay::Relay,
     site::{Site, Wanted, text, wait_until_joined},
 };
@@ -38,6 +38,48 @@ fn a_subscriber_that_comes_late_gets_the_day_from_its_beginning() {
         let tail = tail.end().with_code(0);
         assert!(!tail.stderr.contains("gap [") && !tail.stderr.contains("lost ["), "{}", tail.stderr);
         assert!(fs::read(out).unwrap() == day.expected, "{} differs from what an early one gets", tail.title);
+    }
+    let _ = gateway.end_by(Signal::Terminate).with_code(0);
+}
+
+#[test]
+fn a_subscriber_that_comes_after_several_sessions_gets_all_of_the_day() {
+    let site = Site::new();
+    let sessions = (0..).zip([*b"MDGWSIM001", *b"MDGWSIM002", *b"MDGWSIM003"]);
+    let packets: Vec<_> = sessions
+        .flat_map(|(number, name)| {
+            let day = feeds::itch_day(3_000, 8 + number);
+            feeds::itch_packets(day, name, MIDNIGHT_NS + number * 60_000_000_000_000)
+        })
+        .collect();
+    let capture = site.path("three.pcap");
+    feeds::write_capture(&capture, feeds::DESTINATIONS[0], &packets);
+    let out = site.path("expected.dbn");
+    let offline = ["replay", "--offline", text(&capture), "--feed", "nasdaq-itch-5.0", "--date", DATE, "--json"];
+    let fixed = ["--schema", "mbo", "--ts-recv", "none", "-o"];
+    let made = process::run(offline.iter().chain(&fixed).chain(&[text(&out)])).with_code(0).json();
+    assert_eq!(made["total"]["sessions"], 3, "{made}");
+    let (count, expected) = (made["output"]["records"].to_string(), fs::read(out).unwrap());
+
+    let wanted = Wanted { has_recovery: false, ..Wanted::itch() };
+    let gateway = site.gateway(&wanted, &["--date", DATE, "--ts-recv", "none"]);
+    let tail = |name: &str| {
+        let out = site.path(name);
+        let tail = site.tail(&[["--count", &count].as_slice(), &fixed, &[text(&out)]].concat());
+        (tail, out)
+    };
+    let (early, early_out) = tail("early.dbn");
+    let line = site.lines[0].to_string();
+    let replay = ["replay", text(&capture), "--to", &line, "--rate", "5000", "--interface", "127.0.0.1"];
+    let _ = process::run(replay).with_code(0);
+    let early = early.end().with_code(0);
+    let (late, late_out) = tail("late.dbn");
+    let late = late.end().with_code(0);
+    for (tail, out) in [(early, early_out), (late, late_out)] {
+        let begun = tail.stderr.lines().filter(|line| line.contains(": session ") && !line.contains("ended")).count();
+        assert_eq!(begun, 3, "{}", tail.stderr);
+        assert!(!tail.stderr.contains("lost ["), "{}", tail.stderr);
+        assert!(fs::read(out).unwrap() == expected, "{} is not the whole day", tail.title);
     }
     let _ = gateway.end_by(Signal::Terminate).with_code(0);
 }

@@ -160,7 +160,7 @@ fn published(first: u64, next: u64, flags: PacketFlags) -> Vec<u8> {
 }
 
 fn requests() -> Vec<Vec<u8>> {
-    [(RequestKind::Range, Some(session())), (RequestKind::Definitions, None)]
+    [(RequestKind::Range, Some(session())), (RequestKind::Definitions, None), (RequestKind::Sessions, Some(session()))]
         .map(|(kind, session)| {
             let (group, channel) = (GroupId(1), ChannelId(1));
             let request =

@@ -8,6 +8,9 @@
 //! `sequence << 16 | part`: so two gateways may cut their packets in any way, and a message cut into parts is put in
 //! order, de-duplicated and recovered part by part.
 //!
+//! Sessions that began and ended unheard between two that were heard are asked for too, so whoever follows a channel misses none
+//! that the log still holds.
+//!
 //! What it deliberately does not do: fill in what is local to the consumer (that is [`crate::edge`]), or judge who
 //! may publish beyond the epoch: groups and the service's address are the network's to protect.
 
@@ -89,6 +92,9 @@ pub enum Start {
     /// With the oldest that the service's log still holds of the session.
     #[default]
     Oldest,
+    /// With the oldest that the service's log still holds of the trading date: first the sessions that are over, then as
+    /// [`Self::Oldest`].
+    Day,
     /// With what is published now, after the definitions.
     Now,
 }

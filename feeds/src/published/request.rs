@@ -5,6 +5,7 @@
 //! | [`RequestKind::Range`] `[first, next)` | log entries that settle any of it, ascending; from the oldest there is where `first` is gone | heartbeat: `[first, next)` is all that the log holds of the session |
 //! | [`RequestKind::Range`] with `first == next` | none | the same |
 //! | [`RequestKind::Definitions`] from number `first` on | packets with [`PacketFlags::SNAPSHOT`]: `[first, next)` are the numbers of their definitions, in the order in which the session brought them | heartbeat with `SNAPSHOT`: `[first, next)` are the numbers of those left over |
+//! | [`RequestKind::Sessions`] from `session` on | none | heartbeat of the oldest session from that one on of which the log holds anything: `[first, next)` is all that it holds. Where it holds none, the session that was asked for |
 //!
 //! A log that holds nothing of the session says `[0, 0)`. Every answer, also one that a limit cuts short, has such an end, and carries the highest epoch that its sender
 //! knows. A limit leaves room for all parts of one message, or it would never come whole. A request beyond a requester's rate is not answered at all. The asker goes on from what it got.
@@ -38,7 +39,7 @@ pub struct RequestPacket {
     pub channel: U16,
     /// Zero.
     pub reserved: [u8; 6],
-    /// [`Session`]; all zero asks for the current one.
+    /// [`Session`]; all zero asks for the current one, or for sessions from the first on.
     pub session: [u8; Session::BYTES],
     /// First input sequence wanted, or number of the first definition.
     pub first: U64,
@@ -66,6 +67,8 @@ pub enum RequestKind {
     Range = 1,
     /// Instrument definitions of the session so far.
     Definitions = 2,
+    /// Which session the log holds, that one or the next after it.
+    Sessions = 3,
 }
 
 /// A request, in words.
@@ -77,7 +80,7 @@ pub struct ServiceRequest {
     pub group: GroupId,
     /// Channel.
     pub channel: ChannelId,
-    /// Session; `None` asks for the current one.
+    /// Session; `None` asks for the current one, or for sessions from the first on.
     pub session: Option<Session>,
     /// First input sequence wanted, or number of the first definition.
     pub first: Sequence,
@@ -117,7 +120,7 @@ impl ServiceRequest {
         if !rest.is_empty() {
             return Err(DropReason::TrailingBytes);
         }
-        let kind = [RequestKind::Range, RequestKind::Definitions];
+        let kind = [RequestKind::Range, RequestKind::Definitions, RequestKind::Sessions];
         let kind = kind.into_iter().find(|kind| *kind as u8 == packet.kind).ok_or(DropReason::ProtocolMismatch)?;
         if packet.magic.get() != REQUEST_MAGIC || packet.version != REQUEST_VERSION || packet.reserved != [0; 6] {
             return Err(DropReason::ProtocolMismatch);

@@ -209,6 +209,21 @@ impl Reader {
         Ok(Some(range))
     }
 
+    /// The oldest session of those that are wanted.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn first_session(&self, is_wanted: impl Fn(SessionBytes) -> bool) -> Result<Option<SessionBytes>, LogError> {
+        for number in segment_numbers(&self.directory)? {
+            let Some(segment) = self.map(number)? else { continue };
+            let slot = segment.slots().find(|slot| is_wanted(slot.session) && segment.is_sound(slot));
+            if let Some(slot) = slot {
+                return Ok(Some(slot.session));
+            }
+        }
+        Ok(None)
+    }
+
     /// Goes to a place that a [`Reader`], or the log's writer, has named. `false` when it is gone or in the writer's
     /// private memory; the reader is then where it was.
     ///

@@ -63,7 +63,8 @@ pub(super) struct Args {
     /// Receive time of the records: the gateway's, or none, which makes the output a function of the feed alone.
     #[arg(long, value_enum, default_value = "capture")]
     ts_recv: TsRecvArg,
-    /// Begin with what is published now instead of the oldest that the gateway still holds.
+    /// Begin with what is published now instead of the oldest that the gateway still holds of the trading day, its earlier
+    /// sessions included.
     #[arg(long)]
     from_now: bool,
     /// Write a DBN file, compressed if it ends in .zst; - is standard output. Without it records are printed.
@@ -94,7 +95,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     config.receiver = ReceiverConfig {
         group: GroupId(args.group),
         channels: args.channel.iter().copied().map(ChannelId).collect(),
-        start: if args.from_now { Start::Now } else { Start::Oldest },
+        start: if args.from_now { Start::Now } else { Start::Day },
         ..ReceiverConfig::default()
     };
     let mut subscriber = Subscriber::open(config).context("subscribe")?;

@@ -182,6 +182,29 @@ fn each_session_is_answered_for_itself() {
 }
 
 #[test]
+fn the_sessions_that_the_log_holds_are_told_one_after_the_other() {
+    let mut world = World::new(limits());
+    assert_eq!(world.ask(RequestKind::Sessions, None, 0, 0), [""; 0], "there is none to name");
+    assert_eq!(world.ask(RequestKind::Sessions, Some(session(0)), 0, 0), ["#0 [0,0) h0"]);
+    world.messages(1..4, TRADE);
+    world.log.session(session(1), Sequence(1));
+    world.messages(1..3, TRADE);
+    world.log.session(session(5), Sequence(1));
+    world.messages(1..9, TRADE);
+    let mut ask = |from: Option<u32>| world.ask(RequestKind::Sessions, from.map(session), 0, 0);
+    assert_eq!(ask(None), ["#0 [1,4) h0"]);
+    assert_eq!(ask(Some(0)), ["#0 [1,4) h0"]);
+    assert_eq!(ask(Some(1)), ["#1 [1,3) h0"]);
+    assert_eq!(ask(Some(2)), ["#5 [1,9) h0"]);
+    assert_eq!(ask(Some(6)), ["#6 [0,0) h0"], "none from there on");
+    // What is gone is not told.
+    world.messages(9..2_000, TRADE);
+    assert!(world.keeper.counts().unlinked > 5);
+    let told = world.ask(RequestKind::Sessions, Some(session(0)), 0, 0);
+    assert!(told[0].starts_with("#5 [1") && told[0].ends_with(",2000) h0"), "{told:?}");
+}
+
+#[test]
 fn what_is_gone_is_answered_with_the_oldest_there_is() {
     let mut world = World::new(limits());
     world.messages(1..2_000, TRADE);

@@ -6,7 +6,10 @@
 //!    │ first packet, later sequence                                            ▲ │ newer session,
 //!    └──▶ definitions ──answered──▶ extent (what the log holds) ──answered──▶──┤ │ the old one not at its end
 //!              └─ Start::Now: straight on ─────────────────────────────────▶───┘ ▼
-//!                                                      next session ◀── closing (how far did the old one go?)
+//!                                          the newer session ◀───────────── closing (how far did the old one go?)
+//!                                                  ▲ none between              │ ▲ one between: that one first
+//!  Start::Day, not the day's first session         │                           ▼ │
+//!  idle ───────────────────────────────────────────┴───────────────────── sessions (which does the log hold?)
 //! ```
 //! Every question is repeated until it is answered or given up; the stream then goes on without.
 
@@ -44,6 +47,12 @@ pub(super) struct ReceiverChannel {
 #[derive(Debug)]
 enum Phase {
     Idle,
+    /// The log is asked for the oldest session that it holds from `from` on; `newer` is under way.
+    Sessions {
+        ask: Ask,
+        from: Session,
+        newer: Session,
+    },
     /// Definitions up to `number` have come; they were last asked for from `asked` on.
     Definitions {
         number: Sequence,
@@ -151,6 +160,15 @@ impl ReceiverChannel {
         self.arbiter.watch(now);
         let is_answer = datagram.line == Line::RECOVERY;
         let current = self.stream.session;
+        if let Phase::Sessions { newer, .. } = &mut self.phase {
+            if is_answer {
+                self.accept_sessions(packet, now, deliver);
+            } else {
+                *newer = packet.meta.session.max(*newer);
+                self.stream.statistics.packets_before_start += 1;
+            }
+            return Ok(());
+        }
         if current != Some(packet.meta.session) {
             // An answer of another session is none to what we asked.
             if is_answer || current.is_some_and(|current| packet.meta.session < current) {
@@ -162,7 +180,11 @@ impl ReceiverChannel {
             }
             if self.stream.session != Some(packet.meta.session) {
                 let is_uncut = packet.part.is_none_or(|part| part.part == 0);
-                self.begin_session(packet.meta.session, Some(packet.meta.first).filter(|_| is_uncut), now, deliver);
+                self.go_on_to(packet.meta.session, Some(packet.meta.first).filter(|_| is_uncut), now, deliver);
+                if self.stream.session != Some(packet.meta.session) {
+                    self.stream.statistics.packets_before_start += 1;
+                    return Ok(());
+                }
             }
         }
         if packet.meta.flags.contains(PacketFlags::END_OF_SESSION) {
@@ -173,7 +195,7 @@ impl ReceiverChannel {
                 self.accept_start(packet, now, deliver);
                 Ok(())
             }
-            Phase::Idle | Phase::Definitions { .. } | Phase::Extent { .. } => {
+            Phase::Idle | Phase::Sessions { .. } | Phase::Definitions { .. } | Phase::Extent { .. } => {
                 self.stream.statistics.packets_before_start += 1;
                 Ok(())
             }
@@ -183,9 +205,10 @@ impl ReceiverChannel {
 
     pub(super) fn next_deadline(&self) -> Option<MonoNs> {
         let ask = match &self.phase {
-            Phase::Definitions { ask, .. } | Phase::Extent { ask } | Phase::Closing { ask, end: None, .. } => {
-                Some(ask.deadline())
-            }
+            Phase::Sessions { ask, .. }
+            | Phase::Definitions { ask, .. }
+            | Phase::Extent { ask }
+            | Phase::Closing { ask, end: None, .. } => Some(ask.deadline()),
             Phase::Idle | Phase::Running | Phase::Closing { .. } => None,
         };
         match (ask, self.arbiter.next_deadline()) {
@@ -199,20 +222,22 @@ impl ReceiverChannel {
         arbiter.on_deadline(now, &mut |delivery| stream.take(delivery, deliver));
         stream.check_end(arbiter.expected(), deliver);
         let is_answered_in_time = match &mut self.phase {
-            Phase::Definitions { ask, .. } | Phase::Extent { ask } | Phase::Closing { ask, end: None, .. } => {
-                ask.on_deadline(now)
-            }
+            Phase::Sessions { ask, .. }
+            | Phase::Definitions { ask, .. }
+            | Phase::Extent { ask }
+            | Phase::Closing { ask, end: None, .. } => ask.on_deadline(now),
             Phase::Idle | Phase::Running | Phase::Closing { .. } => true,
         };
         if !is_answered_in_time {
             self.stream.statistics.starts_unanswered += 1;
-            self.phase = match self.phase {
-                Phase::Definitions { .. } => self.after_definitions(now),
+            match self.phase {
+                Phase::Sessions { newer, .. } => self.begin_session(newer, None, now, deliver),
+                Phase::Definitions { .. } => self.phase = self.after_definitions(now),
                 Phase::Closing { ask, newer, .. } => {
-                    Phase::Closing { ask, newer, end: self.arbiter.frontier().or(Some(FIRST)) }
+                    self.phase = Phase::Closing { ask, newer, end: self.arbiter.frontier().or(Some(FIRST)) };
                 }
-                _ => Phase::Running,
-            };
+                _ => self.phase = Phase::Running,
+            }
         }
         self.close_when_complete(now, deliver);
     }
@@ -225,6 +250,12 @@ impl ReceiverChannel {
         };
         let start = self.arbiter.expected().map_or(Sequence(0), message_of);
         match &mut self.phase {
+            Phase::Sessions { ask, from, .. } => {
+                if ask.poll() {
+                    let request = request(RequestKind::Sessions, Sequence(0), Sequence(0));
+                    return Some(ServiceRequest { session: Some(*from), ..request });
+                }
+            }
             Phase::Definitions { number, asked, ask } => {
                 if ask.poll() {
                     *asked = *number;
@@ -249,7 +280,50 @@ impl ReceiverChannel {
         stream.check_end(arbiter.expected(), deliver);
     }
 
-    /// A session was heard for the first time, if at a message's beginning then at `first`.
+    /// A session was heard for the first time, if at a message's beginning then at `first`. Those that the log holds and that
+    /// come before it are told before it.
+    fn go_on_to(
+        &mut self,
+        session: Session,
+        first: Option<Sequence>,
+        now: MonoNs,
+        deliver: &mut impl FnMut(Output<'_>),
+    ) {
+        let from = match self.stream.session {
+            Some(current) => current.restart.checked_add(1).map(|restart| Session { restart, ..current }),
+            None => Some(Session { restart: 0, ..session }).filter(|_| self.start == Start::Day),
+        };
+        match (self.service, from.filter(|from| *from < session)) {
+            (Some(service), Some(from)) => {
+                self.phase = Phase::Sessions { ask: Ask::new(service, now), from, newer: session };
+            }
+            _ => self.begin_session(session, first, now, deliver),
+        }
+    }
+
+    /// An answer while sessions are being asked for: one that is over and comes before the one under way is told first.
+    fn accept_sessions(&mut self, packet: &Packet<'_>, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+        let (Phase::Sessions { from, newer, .. }, Some(service)) = (&self.phase, self.service) else { return };
+        let (from, newer, meta) = (*from, *newer, &packet.meta);
+        let is_end = meta.flags.contains(PacketFlags::HEARTBEAT) && !meta.flags.contains(PacketFlags::SNAPSHOT);
+        // Else the answer to an earlier question.
+        if !is_end || meta.session < from {
+            return;
+        }
+        if meta.session >= newer || meta.next < FIRST {
+            return self.begin_session(newer, None, now, deliver);
+        }
+        self.finish(deliver);
+        self.stream.begin(meta.session, deliver);
+        self.begin_at(meta.first);
+        let end = position_of(meta.next);
+        self.phase = Phase::Closing { ask: Ask::new(service, now), end: Some(end), newer };
+        // What it could refuse is counted, and shows as a loss when the session is left.
+        let _counted = self.arbiter.announce(Line::RECOVERY, end, now);
+        self.close_when_complete(now, deliver);
+    }
+
+    /// A session begins, with what was heard if that was its first message, else with what the log holds of it.
     fn begin_session(
         &mut self,
         session: Session,
@@ -299,7 +373,7 @@ impl ReceiverChannel {
                 self.close_when_complete(now, deliver);
                 self.stream.session != Some(newer)
             }
-            Phase::Idle | Phase::Definitions { .. } | Phase::Extent { .. } => false,
+            Phase::Idle | Phase::Sessions { .. } | Phase::Definitions { .. } | Phase::Extent { .. } => false,
         }
     }
 
@@ -307,13 +381,13 @@ impl ReceiverChannel {
     fn close_when_complete(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
         let Phase::Closing { end: Some(end), newer, .. } = self.phase else { return };
         if self.arbiter.expected().is_none_or(|expected| expected >= end) {
-            self.begin_session(newer, None, now, deliver);
+            self.go_on_to(newer, None, now, deliver);
         }
     }
 
     fn after_definitions(&self, now: MonoNs) -> Phase {
         match (self.start, self.service) {
-            (Start::Oldest, Some(service)) => Phase::Extent { ask: Ask::new(service, now) },
+            (Start::Oldest | Start::Day, Some(service)) => Phase::Extent { ask: Ask::new(service, now) },
             _ => Phase::Running,
         }
     }

@@ -292,6 +292,11 @@ impl World {
                     let extent = log.first().map_or((0, 0), |first| (first.first, log.last().unwrap().next));
                     out.push(datagram(flags.with(PacketFlags::HEARTBEAT), session, epoch, extent, &[]));
                 }
+                RequestKind::Sessions => {
+                    let log = self.logs.get(session.restart as usize).map(|gateways| &gateways[1]);
+                    let extent = log.and_then(|log| Some((log.first()?.first, log.last()?.next))).unwrap_or_default();
+                    out.push(datagram(flags.with(PacketFlags::HEARTBEAT), session, epoch, extent, &[]));
+                }
                 RequestKind::Definitions => {
                     let flags = flags.with(PacketFlags::SNAPSHOT);
                     let number = request.first.0;
@@ -629,6 +634,50 @@ fn a_new_session_waits_until_the_old_one_is_at_its_end() {
     let place = |said: Said| world.said.iter().position(|known| *known == said);
     assert!(place(Said::Message(0, 10)).unwrap() < place(Said::Session(1)).unwrap(), "{:?}", world.said);
     assert_eq!(world.check().unwrap().len(), 0);
+}
+
+#[test]
+fn sessions_that_were_over_before_one_was_heard_are_told_first() {
+    let sessions = vec![vec![Input::Records(1); 10]; 3];
+    for (start, told) in [(Start::Day, vec![0, 1, 2]), (Start::Oldest, vec![2])] {
+        let mut world = World::new(sessions.clone(), [&[1], &[1]], ReceiverConfig { start, ..config(Some(service())) });
+        // From the third one's third packet on.
+        world.publish(&[vec![KIND]], usize::MAX, 1_003_000);
+        world.run();
+        assert_eq!(world.check().unwrap().len(), 0);
+        let begun = world.said.iter().filter_map(|said| match said {
+            Said::Session(number) => Some(*number),
+            _ => None,
+        });
+        assert_eq!(begun.collect::<Vec<_>>(), told);
+        let messages = world.said.iter().filter(|said| matches!(said, Said::Message(..))).count();
+        assert_eq!(messages, 10 * told.len());
+    }
+}
+
+#[test]
+fn a_session_that_was_not_heard_at_all_is_told_in_its_place() {
+    let sessions = vec![vec![Input::Records(1); 10]; 3];
+    let mut world = World::new(sessions, [&[1], &[1]], config(Some(service())));
+    world.publish(&[vec![KIND]], usize::MAX, 0);
+    world.flights.retain(|at, _| !(500_000..1_000_000).contains(at));
+    world.run();
+    assert_eq!(world.check().unwrap().len(), 0);
+    let messages: Vec<_> = world.said.iter().filter(|said| matches!(said, Said::Message(..))).cloned().collect();
+    let expected = (0..3).flat_map(|number| (1..=10).map(move |sequence| Said::Message(number, sequence)));
+    assert_eq!(messages, expected.collect::<Vec<_>>());
+}
+
+#[test]
+fn a_service_that_knows_no_sessions_does_not_keep_the_one_under_way_from_beginning() {
+    let sessions = vec![vec![Input::Records(1); 10]; 3];
+    let config = ReceiverConfig { start: Start::Day, ..config(Some(service())) };
+    let mut world = World::new(sessions, [&[1], &[1]], config);
+    (world.late, world.answers) = (true, vec![false]);
+    world.publish(&[vec![KIND]], usize::MAX, 1_002_900);
+    world.run();
+    assert_eq!(world.said.first(), Some(&Said::Session(2)));
+    assert_eq!(world.receiver.channels().next().unwrap().statistics().starts_unanswered, 3);
 }
 
 #[test]
