@@ -80,6 +80,8 @@ pub struct CapturedDatagram<'a> {
     pub dst: SocketAddr,
     /// UDP payload; shorter than it was on the wire when the frame was cut.
     pub payload: &'a [u8],
+    /// Whether some of the payload was not captured.
+    pub is_cut: bool,
 }
 
 /// What was met while reading.
@@ -95,8 +97,11 @@ pub struct CaptureCounts {
     pub fragments: u64,
     /// Frames whose own headers do not fit their lengths, skipped.
     pub malformed: u64,
-    /// Datagrams delivered with less payload than was on the wire.
+    /// Frames of which the capture kept less than there was on the wire (its snap length): datagrams that are delivered with
+    /// less payload, and frames without whole headers, skipped.
     pub cut: u64,
+    /// Frames without a time of their own (simple packets of pcapng): each was given that of the frame before it.
+    pub untimed: u64,
 }
 
 /// Where the datagrams come from.
@@ -189,6 +194,7 @@ impl CaptureFile {
             src: head.src,
             dst: head.dst,
             payload: bytes.get(head.payload.clone())?,
+            is_cut: head.is_cut,
         })
     }
 
@@ -257,6 +263,7 @@ impl CaptureFile {
                         src: day_file::ADDRESS,
                         dst: day_file::ADDRESS,
                         payload: 0..packet_bytes,
+                        is_cut: false,
                     });
                     return Ok(true);
                 }
@@ -264,10 +271,15 @@ impl CaptureFile {
             let Some(frame) = frame else { return Ok(false) };
             self.held_bytes = frame.held_bytes;
             self.counts.frames += 1;
+            self.counts.untimed += u64::from(frame.is_untimed);
             let Some(bytes) = self.source.available().get(frame.data.clone()) else {
                 return Err(CaptureFault::BlockMalformed);
             };
+            let captured_len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+            let is_cut = captured_len < frame.frame_len;
             match link::find_udp(frame.link, bytes) {
+                // All of the frame is here, and its datagram claims to be longer.
+                Ok(udp) if udp.is_cut && !is_cut => self.counts.malformed += 1,
                 Ok(udp) => {
                     self.counts.datagrams += 1;
                     self.counts.cut += u64::from(udp.is_cut);
@@ -276,16 +288,18 @@ impl CaptureFile {
                         frame: self.counts.frames,
                         time_ns: frame.time_ns,
                         frame_len: frame.frame_len,
-                        captured_len: u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+                        captured_len,
                         vlan: udp.vlan,
                         src: udp.src,
                         dst: udp.dst,
                         payload: start + udp.payload.start..start + udp.payload.end,
+                        is_cut: udp.is_cut,
                     });
                     return Ok(true);
                 }
                 Err(link::Skipped::NotUdp) => self.counts.not_udp += 1,
                 Err(link::Skipped::Fragment) => self.counts.fragments += 1,
+                Err(link::Skipped::Malformed) if is_cut => self.counts.cut += 1,
                 Err(link::Skipped::Malformed) => self.counts.malformed += 1,
             }
         }
@@ -310,12 +324,15 @@ struct Head {
     src: SocketAddr,
     dst: SocketAddr,
     payload: Range<usize>,
+    is_cut: bool,
 }
 
 /// A link-layer frame that lies whole in the source, from its first unconsumed byte on.
 #[derive(Debug)]
 struct Frame {
     time_ns: u64,
+    /// The time is that of the frame before.
+    is_untimed: bool,
     frame_len: u32,
     link: LinkLayer,
     /// The captured bytes of the frame.
@@ -335,13 +352,13 @@ impl Container {
     fn recognise(source: &mut ByteSource, path: &Path, options: &OpenOptions) -> Result<Self, CaptureFault> {
         let available = source.fill(4)?;
         if available == 0 {
-            return Err(source.take_failure().map_or(CaptureFault::Empty, CaptureFault::Read));
+            return Err(source.take_failure().unwrap_or(CaptureFault::Empty));
         }
         match source.available().first_chunk::<4>() {
             Some(magic) if pcap::is_magic(*magic) => Pcap::open(source).map(Self::Pcap),
             Some(magic) if pcapng::is_magic(*magic) => Ok(Self::PcapNg(PcapNg::default())),
             Some(magic) if day_file::is_start(*magic) => DayFile::open(path, options).map(Self::Day),
-            _ => Err(source.take_failure().map_or(CaptureFault::NotACapture, CaptureFault::Read)),
+            _ => Err(source.take_failure().unwrap_or(CaptureFault::NotACapture)),
         }
     }
 }

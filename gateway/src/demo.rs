@@ -43,6 +43,8 @@ use crate::{
 pub struct DemoOptions {
     /// Play this capture instead of a made-up Nasdaq day.
     pub capture: Option<PathBuf>,
+    /// Trading date; `None`: what the feed tells, or today.
+    pub date: Option<TradingDate>,
     /// Messages of the made-up day.
     pub messages: u64,
     /// Seed of the day and of the damage.
@@ -113,7 +115,7 @@ pub fn run(
     watch: &mut dyn FnMut(DemoProgress),
 ) -> anyhow::Result<DemoReport> {
     let played = match &options.capture {
-        Some(path) => Played::Capture(path.clone()),
+        Some(path) => Played::Capture { path: path.clone(), date: options.date },
         None => Played::Itch(ItchDay {
             seed: options.seed,
             message_count: options.messages,
@@ -130,7 +132,7 @@ pub fn run(
     let config = Resolved::from_text(Path::new("demo.toml"), &text)?;
 
     // ITCH tells no date, so the day is said to be today; IEX tells its own.
-    let date = feed.is_by_order().then(|| TradingDate::in_new_york(unix_now()));
+    let date = options.date.or_else(|| feed.is_by_order().then(|| TradingDate::in_new_york(unix_now())));
     let (expected, packets, messages) = reference::digest(&played, reference_config(&config, date)?)?;
     let subscription = Subscription::start(&places)?;
     let gateway = Gateway::start(&config, Overrides { date, ..Overrides::default() })?;

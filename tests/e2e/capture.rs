@@ -96,7 +96,7 @@ fn a_file_that_its_writer_was_killed_over_opens() {
         let is_as_it_must = match &ended {
             Ok(()) => true,
             Err(CaptureFault::Truncated { .. }) => true,
-            Err(CaptureFault::Read(_)) => ending.ends_with("zst"),
+            Err(CaptureFault::Packed { .. }) => ending.ends_with("zst"),
             Err(_) => false,
         };
         assert!(is_as_it_must, "{ending}: {ended:?}");

@@ -338,5 +338,6 @@ pub fn own_datagram(payload: &[u8]) -> CapturedDatagram<'_> {
         src: SocketAddr::from(([10, 0, 0, 1], 1)),
         dst: SocketAddr::from(([239, 0, 0, 1], 2)),
         payload,
+        is_cut: false,
     }
 }

@@ -24,7 +24,8 @@ pub(super) struct ByteSource {
     end: usize,
     /// Offset of `buffer[start]` in the (decompressed) stream.
     offset: u64,
-    decompressed: bool,
+    /// What the file is compressed with, and how many bytes of it have been decompressed.
+    packed: Option<(&'static str, Arc<AtomicU64>)>,
     /// No further byte will come: end of file, or `failure`.
     ended: bool,
     failure: Option<io::Error>,
@@ -37,12 +38,17 @@ impl ByteSource {
         let file_bytes_read = Arc::new(AtomicU64::new(0));
         let file = Counted { file: File::open(path)?, bytes: Arc::clone(&file_bytes_read), follow };
         let mut file = BufReader::with_capacity(READ_BYTES, file);
-        let (reader, decompressed): (Box<dyn Read + Send>, bool) = match file.fill_buf()? {
-            [0x1f, 0x8b, ..] => (Box::new(flate2::bufread::MultiGzDecoder::new(file)), true),
-            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => {
-                (Box::new(zstd::Decoder::with_buffer(file)?), true)
-            }
-            _ => (Box::new(file), false),
+        let unpacked = Arc::new(AtomicU64::new(0));
+        let format = match file.fill_buf()? {
+            [0x1f, 0x8b, ..] => Some("gzip"),
+            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Some("zstd"),
+            _ => None,
+        };
+        let packed = Unpacked { file, bytes: Arc::clone(&unpacked) };
+        let reader: Box<dyn Read + Send> = match format {
+            Some("gzip") => Box::new(flate2::bufread::MultiGzDecoder::new(packed)),
+            Some(_) => Box::new(zstd::Decoder::with_buffer(packed)?),
+            None => Box::new(packed.file),
         };
         Ok(Self {
             reader,
@@ -50,7 +56,7 @@ impl ByteSource {
             start: 0,
             end: 0,
             offset: 0,
-            decompressed,
+            packed: format.map(|format| (format, unpacked)),
             ended: false,
             failure: None,
             file_bytes_read,
@@ -73,9 +79,7 @@ impl ByteSource {
         if left >= bytes {
             return Ok(());
         }
-        Err(self
-            .take_failure()
-            .map_or(CaptureFault::Truncated { what, needed: bytes as u64, left: left as u64 }, CaptureFault::Read))
+        Err(self.take_failure().unwrap_or(CaptureFault::Truncated { what, needed: bytes as u64, left: left as u64 }))
     }
 
     /// Unconsumed bytes that lie in the buffer.
@@ -101,7 +105,7 @@ impl ByteSource {
             if available == 0 {
                 self.offset = offset;
                 let cut = CaptureFault::Truncated { what, needed: bytes, left: bytes - left };
-                return Err(self.take_failure().map_or(cut, CaptureFault::Read));
+                return Err(self.take_failure().unwrap_or(cut));
             }
             let step = available.min(usize::try_from(left).unwrap_or(usize::MAX));
             self.consume(step);
@@ -111,8 +115,15 @@ impl ByteSource {
     }
 
     /// Why the stream ended, if it was not its end.
-    pub(super) fn take_failure(&mut self) -> Option<io::Error> {
-        self.failure.take()
+    pub(super) fn take_failure(&mut self) -> Option<CaptureFault> {
+        let failure = self.failure.take()?;
+        Some(match &self.packed {
+            // What the system said is no fault of the stream's.
+            Some((format, bytes)) if failure.raw_os_error().is_none() => {
+                CaptureFault::Packed { format, packed_offset: bytes.load(Relaxed), reason: failure }
+            }
+            _ => CaptureFault::Read(failure),
+        })
     }
 
     /// Offset of the first unconsumed byte.
@@ -121,7 +132,7 @@ impl ByteSource {
     }
 
     pub(super) fn is_decompressed(&self) -> bool {
-        self.decompressed
+        self.packed.is_some()
     }
 
     pub(super) fn file_bytes_read(&self) -> u64 {
@@ -156,7 +167,7 @@ impl fmt::Debug for ByteSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ByteSource")
             .field("offset", &self.offset)
-            .field("decompressed", &self.decompressed)
+            .field("packed", &self.packed)
             .field("ended", &self.ended)
             .finish_non_exhaustive()
     }
@@ -181,6 +192,31 @@ impl Read for Counted {
             }
             thread::sleep(FOLLOW_EVERY);
         }
+    }
+}
+
+/// Counts what a decompressor has taken.
+struct Unpacked {
+    file: BufReader<Counted>,
+    bytes: Arc<AtomicU64>,
+}
+
+impl Read for Unpacked {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read(buffer)?;
+        self.bytes.fetch_add(count as u64, Relaxed);
+        Ok(count)
+    }
+}
+
+impl BufRead for Unpacked {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.file.fill_buf()
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.bytes.fetch_add(count as u64, Relaxed);
+        self.file.consume(count);
     }
 }
 

@@ -124,7 +124,7 @@ impl DayFile {
 /// Bytes of the next message, whole in `source`; `None` at the end of the file.
 fn whole_message(source: &mut ByteSource) -> Result<Option<usize>, CaptureFault> {
     if source.fill(LENGTH_BYTES)? == 0 {
-        return source.take_failure().map_or(Ok(None), |error| Err(CaptureFault::Read(error)));
+        return source.take_failure().map_or(Ok(None), Err);
     }
     source.require(LENGTH_BYTES, "a message's length")?;
     let length = source.available().first_chunk().copied().unwrap_or_default();

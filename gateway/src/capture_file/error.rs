@@ -40,9 +40,19 @@ pub enum CaptureFault {
     /// The file cannot be opened.
     #[error(transparent)]
     Open(io::Error),
-    /// The system, or the decompressor, refused further bytes.
+    /// The system refused further bytes.
     #[error("cannot read on")]
     Read(#[source] io::Error),
+    /// The decompressor could not go on.
+    #[error("the {format} stream can't be unpacked any further at byte {packed_offset} of the file: {reason}")]
+    Packed {
+        /// What the file is compressed with.
+        format: &'static str,
+        /// Bytes of the file that were decompressed before.
+        packed_offset: u64,
+        /// What the decompressor said.
+        reason: io::Error,
+    },
     /// There is nothing in the file.
     #[error("the file is empty")]
     Empty,

@@ -141,15 +141,44 @@ fn find_in_ipv4(frame: &[u8], at: usize, vlan: VlanTags) -> Result<Udp, Skipped>
 
 fn find_in_ipv6(frame: &[u8], at: usize, vlan: VlanTags) -> Result<Udp, Skipped> {
     let header = chunk_at::<40>(frame, at)?;
-    let payload_bytes = usize::from(u16::from_be_bytes([header[4], header[5]]));
-    match header[6] {
-        PROTOCOL_UDP => {}
-        44 => return Err(Skipped::Fragment),
-        _ => return Err(Skipped::NotUdp),
-    }
+    let payload_bytes = match usize::from(u16::from_be_bytes([header[4], header[5]])) {
+        // Segmentation offload leaves 0 in packets captured on the sending host.
+        0 => frame.len() - at - 40,
+        bytes => bytes,
+    };
     let address = |from: usize| chunk_at::<16>(frame, at + from).map(|bytes| IpAddr::from(Ipv6Addr::from(*bytes)));
-    find_payload(frame, at + 40, payload_bytes, (address(8)?, address(24)?), vlan)
+    let addresses = (address(8)?, address(24)?);
+    let (mut next, mut headers_bytes) = (header[6], 0);
+    for _ in 0..=EXTENSION_HEADERS_MAX {
+        let extension = at + 40 + headers_bytes;
+        let length = || byte_at(frame, extension + 1).map(usize::from);
+        headers_bytes += match next {
+            PROTOCOL_UDP => {
+                let rest_bytes = payload_bytes.checked_sub(headers_bytes).ok_or(Skipped::Malformed)?;
+                return find_payload(frame, extension, rest_bytes, addresses, vlan);
+            }
+            HOP_BY_HOP | ROUTING | DESTINATION | MOBILITY | HOST_IDENTITY | SHIM6 => 8 * (1 + length()?),
+            AUTHENTICATION => 4 * (2 + length()?),
+            // One that is a packet's only fragment has nothing to be put together.
+            FRAGMENT if u16_at(frame, extension + 2)? & 0xfff9 == 0 => 8,
+            FRAGMENT => return Err(Skipped::Fragment),
+            _ => return Err(Skipped::NotUdp),
+        };
+        next = byte_at(frame, extension)?;
+    }
+    Err(Skipped::NotUdp)
 }
+
+/// Extension headers that are followed: each kind occurs once, but for one that may come twice (RFC 8200, 4.1).
+const EXTENSION_HEADERS_MAX: usize = 8;
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const AUTHENTICATION: u8 = 51;
+const DESTINATION: u8 = 60;
+const MOBILITY: u8 = 135;
+const HOST_IDENTITY: u8 = 139;
+const SHIM6: u8 = 140;
 
 fn find_payload(
     frame: &[u8],

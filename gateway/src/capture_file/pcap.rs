@@ -49,7 +49,7 @@ impl Pcap {
             Layout::Modified => 24,
         };
         if source.fill(header_bytes)? == 0 {
-            return source.take_failure().map_or(Ok(None), |error| Err(CaptureFault::Read(error)));
+            return source.take_failure().map_or(Ok(None), Err);
         }
         source.require(header_bytes, "a packet header")?;
         let length = source.available().get(8..).and_then(|rest| rest.first_chunk()).copied().unwrap_or_default();
@@ -70,6 +70,7 @@ impl Pcap {
         let held_bytes = header_bytes + captured_len;
         Ok(Some(Frame {
             time_ns: u64::from(ts_sec) * 1_000_000_000 + u64::from(ts_usec) * self.fraction_ns,
+            is_untimed: false,
             frame_len: origlen,
             link: self.link,
             data: header_bytes..held_bytes,

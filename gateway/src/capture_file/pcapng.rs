@@ -15,6 +15,8 @@ use super::{CaptureFault, FRAME_BYTES_MAX, Frame, byte_source::ByteSource, link:
 pub(super) struct PcapNg {
     order: ByteOrder,
     interfaces: Vec<Interface>,
+    /// Time of the last packet that had one.
+    last_time_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,7 +56,7 @@ impl PcapNg {
     pub(super) fn next(&mut self, source: &mut ByteSource) -> Result<Option<Frame>, CaptureFault> {
         loop {
             if source.fill(BLOCK_HEADER_BYTES)? == 0 {
-                return source.take_failure().map_or(Ok(None), |error| Err(CaptureFault::Read(error)));
+                return source.take_failure().map_or(Ok(None), Err);
             }
             source.require(BLOCK_HEADER_BYTES, "a block header")?;
             let kind = word(self.order, source.available(), 0);
@@ -77,9 +79,16 @@ impl PcapNg {
                     self.interfaces.push(Interface::parse(self.order, block)?);
                     source.consume(block_bytes);
                 }
-                ENHANCED_PACKET => return self.enhanced_packet(block).map(Some),
                 SIMPLE_PACKET => return self.simple_packet(block).map(Some),
-                _ => return self.obsolete_packet(block).map(Some),
+                _ => {
+                    let frame = if kind == ENHANCED_PACKET {
+                        self.enhanced_packet(block)
+                    } else {
+                        self.obsolete_packet(block)
+                    }?;
+                    self.last_time_ns = frame.time_ns;
+                    return Ok(Some(frame));
+                }
             }
         }
     }
@@ -113,7 +122,7 @@ impl PcapNg {
         self.frame(packet.if_id, ticks, packet.origlen, 28, packet.caplen, block)
     }
 
-    /// A packet without time or interface: of the first one, at the beginning of time.
+    /// A packet without time or interface: of the first one, when the last packet came that had a time.
     fn simple_packet(&self, block: &[u8]) -> Result<Frame, CaptureFault> {
         let original_len = word(self.order, block, 8);
         let room = u32::try_from(block.len()).unwrap_or(u32::MAX).saturating_sub(16);
@@ -121,7 +130,8 @@ impl PcapNg {
             0 => u32::MAX,
             limit => limit,
         };
-        self.frame(0, 0, original_len, 12, original_len.min(snap_len).min(room), block)
+        let frame = self.frame(0, 0, original_len, 12, original_len.min(snap_len).min(room), block)?;
+        Ok(Frame { time_ns: self.last_time_ns, is_untimed: true, ..frame })
     }
 
     /// The block that the enhanced packet replaced: the same with a 16-bit interface and a drop count.
@@ -156,6 +166,7 @@ impl PcapNg {
         }
         Ok(Frame {
             time_ns: interface.time_ns(ticks),
+            is_untimed: false,
             frame_len,
             link: LinkLayer::from_number(interface.link_number)?,
             data,

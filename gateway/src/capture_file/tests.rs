@@ -169,8 +169,8 @@ fn frames_that_are_no_datagram_are_counted_by_what_they_are() {
     tcp[9] = 6;
     let mut longer_than_ip = forge::ipv4(b"udp");
     longer_than_ip[25] = 200;
-    let mut cut = plain(b"0123456789");
-    cut.truncate(cut.len() - 4);
+    let mut longer_than_frame = plain(b"0123456789");
+    longer_than_frame.truncate(longer_than_frame.len() - 4);
     let ethernet = |packet: &[u8]| forge::ethernet(&[], 0x0800, packet);
     let frames = [
         ethernet(&fragment),
@@ -180,16 +180,77 @@ fn frames_that_are_no_datagram_are_counted_by_what_they_are() {
         ethernet(&longer_than_ip),
         vec![1, 2, 3],
         vec![],
-        cut,
+        longer_than_frame,
         [plain(b"padded"), vec![0; 20]].concat(),
     ];
     let frames: Vec<_> = frames.into_iter().map(|frame| (1, 0, frame)).collect();
     let reading = read(&forge::pcap(Order::Little, forge::PCAP_NANOSECONDS, ETHERNET, &frames));
     assert_eq!(reading.error, None);
-    let counts = CaptureCounts { frames: 9, datagrams: 2, not_udp: 2, fragments: 2, malformed: 3, cut: 1 };
+    let counts =
+        CaptureCounts { frames: 9, datagrams: 1, not_udp: 2, fragments: 2, malformed: 4, ..Default::default() };
     assert_eq!(reading.counts, counts);
-    assert_eq!(reading.payloads(), [b"012345".as_slice(), b"padded"]);
-    assert_eq!(reading.datagrams[1].0, 9, "frames are numbered as in the file");
+    assert_eq!(reading.payloads(), [b"padded"]);
+    assert_eq!(reading.datagrams[0].0, 9, "frames are numbered as in the file");
+}
+
+#[test]
+fn what_the_snap_length_cut_off_is_counted_as_that() {
+    let whole = plain(b"0123456789");
+    for order in Order::BOTH {
+        // Some of the payload, some of the headers.
+        for (kept, payload) in [(whole.len() - 4, Some(b"012345")), (whole.len() - 12, None)] {
+            let frames = [(1, 0, whole[..kept].to_vec())];
+            let mut file = forge::pcap(order, forge::PCAP_NANOSECONDS, ETHERNET, &frames);
+            let wire_bytes = u32::try_from(whole.len()).unwrap();
+            file[24 + 12..24 + 16].copy_from_slice(&match order {
+                Order::Little => wire_bytes.to_le_bytes(),
+                Order::Big => wire_bytes.to_be_bytes(),
+            });
+            let reading = read(&file);
+            assert_eq!(reading.counts.cut, 1);
+            assert_eq!(reading.counts.malformed, 0);
+            assert_eq!(reading.payloads(), payload.into_iter().collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn ipv6_extension_headers_are_skipped_as_many_as_there_may_be() {
+    // Kind of the first, the headers, kind of the last one's follower as the packet has it.
+    let packet = |first: u8, headers: &[u8]| {
+        let mut packet = forge::ipv6(b"six");
+        packet[6] = first;
+        let length = u16::from_be_bytes([packet[4], packet[5]]) + headers.len() as u16;
+        packet[4..6].copy_from_slice(&length.to_be_bytes());
+        packet.splice(40..40, headers.iter().copied());
+        packet
+    };
+    let options = |next: u8| [next, 0, 1, 4, 0, 0, 0, 0];
+    let long = |next: u8| [[next, 1, 1, 12].as_slice(), &[0; 12]].concat();
+    let authentication = |next: u8| [[next, 2].as_slice(), &[0; 14]].concat();
+    let fragment = |next: u8, place: u16| [next, 0, (place >> 8) as u8, place as u8, 0, 0, 0, 1];
+    let chain = [options(43).as_slice(), &long(51), &authentication(60), &options(44), &fragment(17, 0)].concat();
+    let nine: Vec<u8> = (0..8).flat_map(|_| options(60)).chain(options(17)).collect();
+    let cases: [(u8, &[u8], Result<(), &str>); 8] = [
+        (0, &options(17), Ok(())),
+        (60, &long(17), Ok(())),
+        (0, &chain, Ok(())),
+        (44, &fragment(17, 1), Err("fragment")),
+        (44, &fragment(17, 8), Err("fragment")),
+        (0, &options(6), Err("not UDP")),
+        (60, &nine, Err("not UDP")),
+        (0, &[17, 255, 0, 0, 0, 0, 0, 0], Err("malformed")),
+    ];
+    for (first, headers, expected) in cases {
+        let frame = forge::ethernet(&[], 0x86dd, &packet(first, headers));
+        let reading = read(&forge::pcap(Order::Little, forge::PCAP_NANOSECONDS, ETHERNET, &[(1, 0, frame)]));
+        let CaptureCounts { not_udp, fragments, malformed, .. } = reading.counts;
+        let counted = [("not UDP", not_udp), ("fragment", fragments), ("malformed", malformed)];
+        match expected {
+            Ok(()) => assert_eq!(reading.payloads(), [b"six"], "{first} {headers:?}"),
+            Err(reason) => assert_eq!(counted.iter().find(|(_, count)| *count > 0), Some(&(reason, 1)), "{headers:?}"),
+        }
+    }
 }
 
 #[test]
@@ -209,7 +270,9 @@ fn pcapng_keeps_each_interface_s_own_clock() {
         let reading = read(&file);
         assert_eq!(reading.error, None, "{order:?}");
         assert_eq!(reading.payloads(), [b"us".as_slice(), b"ns", b"bin", b"ps", b"simple"]);
-        assert_eq!(reading.times(), [1_500_000_000, 100_000_000_007, 500_000_000, 2_000_000_000, 0]);
+        // The last one has none of its own.
+        assert_eq!(reading.times(), [1_500_000_000, 100_000_000_007, 500_000_000, 2_000_000_000, 2_000_000_000]);
+        assert_eq!(reading.counts.untimed, 1);
     }
 }
 

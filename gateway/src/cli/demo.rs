@@ -11,7 +11,10 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
-use mdgw_feeds::identity::{ChannelId, Line};
+use mdgw_feeds::{
+    identity::{ChannelId, Line},
+    time::TradingDate,
+};
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     flag,
@@ -43,6 +46,9 @@ pub(super) struct Args {
     /// Play this capture instead of a made-up Nasdaq day.
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
+    /// Trading date of what is published (YYYY-MM-DD); without it the feed's own, or today.
+    #[arg(long, value_name = "DATE")]
+    date: Option<TradingDate>,
     /// Messages of the made-up day.
     #[arg(long, default_value_t = 300_000, value_name = "N")]
     messages: u64,
@@ -92,6 +98,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     }
     let options = DemoOptions {
         capture: args.capture.clone(),
+        date: args.date,
         messages: args.messages,
         seed: args.seed,
         rate,

@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, net::SocketAddrV4, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, ensure};
-use mdgw_feeds::transport::moldudp64::MoldSession;
+use mdgw_feeds::{time::TradingDate, transport::moldudp64::MoldSession};
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     flag,
@@ -29,6 +29,9 @@ pub(super) struct Args {
     /// Play this capture or day file instead of a made-up Nasdaq day.
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
+    /// Trading date of a day file (YYYY-MM-DD), where its name tells none. The packets of other feeds tell their own, or none.
+    #[arg(long, requires = "capture", value_name = "DATE")]
+    date: Option<TradingDate>,
     /// Messages of the made-up day.
     #[arg(long, default_value_t = 1_000_000, value_name = "N")]
     messages: u64,
@@ -132,7 +135,7 @@ const POLL: Duration = Duration::from_millis(20);
 
 fn config(args: &Args) -> anyhow::Result<ExchangeConfig> {
     let feed = match &args.capture {
-        Some(path) => Played::Capture(path.clone()),
+        Some(path) => Played::Capture { path: path.clone(), date: args.date },
         None => Played::Itch(ItchDay {
             seed: args.seed,
             message_count: args.messages,

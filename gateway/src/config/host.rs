@@ -129,6 +129,18 @@ fn refusals(config: &Resolved) -> Vec<String> {
     {
         refused.push(format!("retransmission cannot listen on {}: {error}", service.listen));
     }
+    for channel in &config.channels {
+        for line in channel.lines.iter().filter(|line| !line.group.ip().is_multicast()) {
+            let address = line.group.ip();
+            // Any port: the line's own may be in use by a gateway that runs.
+            if let Err(error) = UdpSocket::bind(SocketAddrV4::new(*address, 0)) {
+                refused.push(format!(
+                    "line {} of channel {} cannot listen on {address}, which is no multicast group: {error}",
+                    line.line, channel.name
+                ));
+            }
+        }
+    }
     if config.election.as_ref().is_some_and(|election| election.kernel_fence)
         && let Err(error) = KernelFence::probe()
     {
@@ -192,6 +204,19 @@ mod tests {
         );
         assert_eq!(warnings.len(), 4);
         assert!(warnings[0].contains("caps receive buffers at 208 KiB"), "{warnings:?}");
+    }
+
+    #[test]
+    fn a_line_at_an_address_of_another_host_is_a_fault() {
+        let text = include_str!("../../../ops/config/loopback.toml");
+        let unicast = |address: &str| {
+            let text = text.replacen("group = \"239.", &format!("group = \"{address}:7001\" # 239."), 1);
+            let config =
+                Resolved::from_text(Path::new("loopback.toml"), &text).unwrap_or_else(|error| panic!("{error}"));
+            refusals(&config).iter().filter(|refusal| refusal.contains("line A of channel ")).count()
+        };
+        // 192.0.2.0/24 is for documentation: no host has it.
+        assert_eq!((unicast("127.0.0.1"), unicast("192.0.2.7")), (0, 1));
     }
 
     #[test]

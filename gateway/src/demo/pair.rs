@@ -47,6 +47,8 @@ use crate::{
 pub struct PairOptions {
     /// Messages of the made-up day.
     pub messages: u64,
+    /// Trading date; `None`: today.
+    pub date: Option<TradingDate>,
     /// Seed of the day and of the damage.
     pub seed: u64,
     /// Packets a second.
@@ -174,7 +176,7 @@ pub fn run(options: &PairOptions, stop: &AtomicBool, watch: &mut dyn FnMut(PairE
     let scratch = tempfile::tempdir().context("make a scratch directory")?;
     let places = Places::free().context("find free ports on loopback")?;
     let other = Places::free().context("find free ports on loopback")?;
-    let date = TradingDate::in_new_york(unix_now());
+    let date = options.date.unwrap_or_else(|| TradingDate::in_new_york(unix_now()));
     let link = free_ends().context("find free ports on loopback")?;
     let stage = Stage { options, places, other, link, date, scratch: scratch.path() };
     make_key(&stage.key()).context("make the key of the link")?;

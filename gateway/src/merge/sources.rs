@@ -157,7 +157,8 @@ impl Sources {
                     return Ok(());
                 }
             }
-            let Some(datagram) = source.file.current() else { continue };
+            // What the snap length has cut says nothing; the file counts it.
+            let Some(datagram) = source.file.current().filter(|datagram| !datagram.is_cut) else { continue };
             let Some(Routed { lane, line, .. }) = self.routes.route(file, &datagram, &source.file)? else { continue };
             let Some(feed) = self.routes.lanes().get(lane).map(|lane| lane.feed) else { continue };
             let packet = match routes::parse(feed, datagram.payload) {

@@ -6,7 +6,8 @@ use mdgw_feeds::time::TradingDate;
 
 use crate::capture_file::{CaptureError, CaptureFile, CapturedDatagram, OpenOptions};
 
-/// Several captures that are read together. A damaged one ends at its damage; the others go on.
+/// Several captures that are read together. A damaged one ends at its damage; the others go on. Datagrams that the captures'
+/// snap length has cut are passed over, since part of a packet says nothing: each file counts its own.
 #[derive(Debug)]
 pub struct Merge {
     parts: Vec<Part>,
@@ -111,6 +112,12 @@ impl Merge {
         self.damages
     }
 
+    /// Frames that snap lengths have cut, in all files.
+    #[must_use]
+    pub fn cut(&self) -> u64 {
+        self.files().map(|file| file.counts().cut).sum()
+    }
+
     /// Bytes read of all files as they are on disk.
     #[must_use]
     pub fn file_bytes_read(&self) -> u64 {
@@ -129,11 +136,14 @@ impl Merge {
     #[inline]
     fn advance_part(&mut self, index: usize) {
         let Some(part) = self.parts.get_mut(index) else { return };
-        part.time_ns = match part.file.next_datagram() {
-            Ok(datagram) => datagram.map(|datagram| datagram.time_ns),
-            Err(damage) => {
-                self.damages.push(damage);
-                None
+        part.time_ns = loop {
+            match part.file.next_datagram() {
+                Ok(Some(datagram)) if datagram.is_cut => {}
+                Ok(datagram) => break datagram.map(|datagram| datagram.time_ns),
+                Err(damage) => {
+                    self.damages.push(damage);
+                    break None;
+                }
             }
         };
     }

@@ -107,6 +107,12 @@ pub enum OfflineError {
         /// UDP datagrams that were looked at.
         datagrams: u64,
     },
+    /// None was captured whole.
+    #[error("replay: all of {cut} datagrams are cut by the capture's snap length; capture whole frames (tcpdump -s 0)")]
+    AllCut {
+        /// How many there were.
+        cut: u64,
+    },
     /// There were no packets at all.
     #[error("replay: no packets in {}", list(.files))]
     NoPackets {
@@ -174,6 +180,9 @@ pub fn run(
     if drive.lanes().len() == 0 && merge.damages().is_empty() {
         if merge.files().all(|file| file.counts().frames == 0) {
             return Err(OfflineError::NoPackets { files: options.files.clone() });
+        }
+        if drive.counts().datagrams == 0 && merge.cut() > 0 {
+            return Err(OfflineError::AllCut { cut: merge.cut() });
         }
         return Err(OfflineError::NothingRecognised {
             wanted: options.feed.map_or_else(|| "a known feed".to_owned(), |feed| feed.to_string()),

@@ -44,8 +44,10 @@ pub struct FileSummary {
     pub fragments: u64,
     /// Frames whose headers do not fit, skipped.
     pub malformed: u64,
-    /// Datagrams that were not captured whole.
+    /// Frames that were cut by the capture's snap length, left out.
     pub cut: u64,
+    /// Frames without a time of their own, taken at that of the one before.
+    pub untimed: u64,
     /// What ended the file before its end.
     pub damage: Option<String>,
 }
@@ -248,6 +250,7 @@ impl FileSummary {
             fragments: counts.fragments,
             malformed: counts.malformed,
             cut: counts.cut,
+            untimed: counts.untimed,
             damage: damage.map(|damage| format!("{damage}: {}", damage.fault)),
         }
     }
@@ -258,7 +261,8 @@ impl FileSummary {
             ("other protocols", self.not_udp),
             ("IP fragments skipped", self.fragments),
             ("malformed frames skipped", self.malformed),
-            ("cut short in the capture", self.cut),
+            ("cut by the capture's snap length", self.cut),
+            ("without a time of their own", self.untimed),
         ];
         for (name, count) in oddities.into_iter().filter(|(_, count)| *count > 0) {
             table.row(&format!("  {name}"), grouped(count));

@@ -119,7 +119,7 @@ pub fn run_observed(
         sent,
     };
     let mut round = 0;
-    let (damages, is_interrupted) = loop {
+    let (damages, cut, is_interrupted) = loop {
         let mut merge = open()?;
         let offered_before = player.timing.offered();
         let flow = player.play(&mut merge, &mut pacer)?;
@@ -135,12 +135,13 @@ pub fn run_observed(
         }
         if flow.is_break() || round == options.rounds || offered == 0 {
             let flow = if flow.is_continue() { player.close(&merge)? } else { flow };
-            break (merge.into_damages(), flow.is_break());
+            let cut = merge.cut();
+            break (merge.into_damages(), cut, flow.is_break());
         }
         pacer.begin_round(offered);
     };
     let lines = player.journey.as_ref().map_or(&[][..], Journey::lines);
-    Ok(player.timing.summary(round, mono_now().since(begun), &damages, is_interrupted, lines))
+    Ok(player.timing.summary(round, mono_now().since(begun), &damages, cut, is_interrupted, lines))
 }
 
 /// Sends one packet after the other, each at its time.

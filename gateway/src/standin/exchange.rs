@@ -15,6 +15,8 @@ use std::{
     time::Duration,
 };
 
+use mdgw_feeds::time::TradingDate;
+
 use super::{
     damage::{DamagedLines, LineDamage, Losses},
     history::History,
@@ -57,7 +59,12 @@ pub struct ExchangeConfig {
 #[derive(Clone, Debug)]
 pub enum Played {
     /// A capture or a day file; every datagram of it belongs to the feed.
-    Capture(PathBuf),
+    Capture {
+        /// The file.
+        path: PathBuf,
+        /// Trading date of a day file whose name tells none.
+        date: Option<TradingDate>,
+    },
     /// A made-up Nasdaq day.
     Itch(ItchDay),
 }

@@ -56,8 +56,8 @@ pub enum SourceError {
 impl Source {
     pub(super) fn open(played: &Played) -> Result<Self, SourceError> {
         Ok(match played {
-            Played::Capture(path) => {
-                let file = CaptureFile::open(path, &OpenOptions::default())?;
+            Played::Capture { path, date } => {
+                let file = CaptureFile::open(path, &OpenOptions { date: *date, ..OpenOptions::default() })?;
                 Self::Capture { file: Box::new(file), last: None }
             }
             Played::Itch(day) => {

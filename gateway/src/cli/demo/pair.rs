@@ -22,6 +22,7 @@ pub(super) fn run(args: &Args, rate: f64, stop: &AtomicBool) -> anyhow::Result<O
     ensure!(profiles.contains(&args.profile.as_str()), "--profile {}: {}", args.profile, profiles.join(", "));
     let options = PairOptions {
         messages: args.messages,
+        date: args.date,
         seed: args.seed,
         rate,
         loss: args.loss,

@@ -11,7 +11,7 @@ use mdgw_feeds::identity::GroupId;
 
 use crate::{
     capture_file::OpenOptions,
-    cli::{Outcome, print},
+    cli::{Outcome, print, warn},
     replay::merge::{Merge, Window},
     verify::{Place, PublishClock, RowsVerifier, Seen, Verdict, Verifier, VerifyOptions},
 };
@@ -97,6 +97,9 @@ fn judge_captures(paths: &[PathBuf], options: &VerifyOptions, damages: &mut Vec<
         let Some((file, datagram)) = merge.current() else { break };
         let place = Place { file, number: datagram.frame };
         verifier.accept(&Seen { place, time_ns: datagram.time_ns, dst: datagram.dst, payload: datagram.payload });
+    }
+    if merge.cut() > 0 {
+        warn(&format!("{} packets are cut by the captures' snap length and were not judged", merge.cut()));
     }
     damages.extend(merge.damages().iter().map(|damage| format!("{damage}: {}", damage.fault)));
     Ok(verifier.finish())

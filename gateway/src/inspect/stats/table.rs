@@ -14,7 +14,8 @@ impl Display for FileStatistics {
             (self.not_udp, "frames of other protocols"),
             (self.fragments, "IP fragments"),
             (self.malformed, "malformed frames"),
-            (self.cut, "datagrams cut short"),
+            (self.cut, "frames cut by the capture's snap length"),
+            (self.untimed, "packets without a time of their own"),
             (self.unrecognised, "datagrams of no known feed"),
             (self.beyond_lines_max, "datagrams to too many addresses"),
         ] {

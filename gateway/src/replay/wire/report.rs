@@ -41,6 +41,8 @@ pub struct WireSummary {
     pub interrupted: bool,
     /// What ended files before their end.
     pub damages: Vec<String>,
+    /// Frames of each round that were cut by the capture's snap length, left out.
+    pub cut: u64,
 }
 
 /// Timing error against absolute intended times: a stall shows in every packet that it held up.
@@ -84,6 +86,7 @@ impl Timing {
         rounds: u64,
         elapsed_ns: u64,
         damages: &[CaptureError],
+        cut: u64,
         interrupted: bool,
         lines: &[LineSent],
     ) -> WireSummary {
@@ -104,6 +107,7 @@ impl Timing {
             lines: lines.to_vec(),
             interrupted,
             damages: damages.iter().map(|damage| format!("{damage}: {}", damage.fault)).collect(),
+            cut,
         }
     }
 }
@@ -135,6 +139,9 @@ impl WireSummary {
         for LineSent { line, offered, sent } in &self.lines {
             row(&format!("line {line}"), format!("{} copies of {} packets", grouped(*sent), grouped(*offered)));
         }
+        if self.cut > 0 {
+            row("left out", format!("{}, cut by the capture's snap length", grouped(self.cut)));
+        }
         if self.interrupted {
             row("interrupted", "before the end".to_owned());
         }
@@ -157,15 +164,20 @@ mod tests {
     fn lateness_is_told_only_where_there_was_a_pace() {
         let mut timing = Timing::new();
         timing.sent(100, None);
-        assert_eq!(timing.summary(1, 1_000_000_000, &[], false, &[]).lateness, None);
+        assert_eq!(timing.summary(1, 1_000_000_000, &[], 0, false, &[]).lateness, None);
         timing.sent(25, Some(1_500));
         timing.sent(25, Some(60_000_000_000));
-        let summary = timing.summary(1, 3_000_000_000, &[], false, &[]);
+        let summary = timing.summary(1, 3_000_000_000, &[], 2, false, &[]);
         assert_eq!((summary.packets, summary.bytes, summary.packets_per_second), (3, 150, 1.0));
         let lateness = summary.lateness.unwrap();
         assert!((1_500..1_510).contains(&lateness.p50_ns), "{lateness:?}");
         assert!((60_000_000_000..60_100_000_000).contains(&lateness.max_ns), "a minute is told as a minute");
         assert!(summary.to_table().contains("p50 1.5"));
+        assert!(
+            summary.to_table().contains("left out     2, cut by the capture's snap length"),
+            "{}",
+            summary.to_table()
+        );
         assert!(!summary.to_json().contains('\n'));
     }
 }
