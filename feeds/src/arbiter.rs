@@ -586,9 +586,7 @@ impl Arbiter {
         let Some(line) = self.lines.get_mut(line) else { return false };
         let arrival_number = line.arrival_number();
         let confirmations = match line.jump {
-            Some(jump) if jump.arrival_number.wrapping_add(1) == arrival_number && jump.next == first => {
-                jump.confirmations + 1
-            }
+            Some(jump) if jump.is_continued(first, arrival_number) => jump.confirmations + 1,
             _ => 1,
         };
         let is_confirmed = confirmations >= JUMP_CONFIRMATIONS;
@@ -600,10 +598,9 @@ impl Arbiter {
     #[must_use]
     pub fn would_believe(&self, line: Line, first: Sequence) -> bool {
         let line = self.lines.get(line);
+        let arrival_number = line.arrival_number().wrapping_add(1);
         let confirms = |jump: JumpCandidate| {
-            jump.next == first
-                && jump.arrival_number == line.arrival_number()
-                && jump.confirmations + 1 >= JUMP_CONFIRMATIONS
+            jump.is_continued(first, arrival_number) && jump.confirmations + 1 >= JUMP_CONFIRMATIONS
         };
         !self.jumps(first) || line.jump.is_some_and(confirms)
     }
@@ -710,25 +707,14 @@ impl Arbiter {
     }
 
     fn holes(&self) -> Holes<'_> {
-        Holes {
-            window: &self.window,
-            expected: self.expected,
-            frontier: self.frontier,
-            tail_since: self.tail_since,
-            gap_timeout_ns: self.config.gap_timeout_ns,
-            has_space: match self.config.when_full {
-                WhenFull::DeclareGap => !self.window.is_full(),
-                // What is refused has to be asked for again.
-                WhenFull::RefusePacket => self.window.is_half_free(),
-            },
-        }
+        Holes::new(&self.window, self.expected, (self.frontier, self.tail_since), &self.config)
     }
 
     /// Lets recovery work on what is missing.
     fn recover(&mut self, work: impl FnOnce(&mut Recovery, &Holes<'_>)) {
-        if let Some(mut recovery) = self.recovery.take() {
-            work(&mut recovery, &self.holes());
-            self.recovery = Some(recovery);
+        let Self { recovery, window, expected, frontier, tail_since, config, .. } = self;
+        if let Some(recovery) = recovery {
+            work(recovery, &Holes::new(window, *expected, (*frontier, *tail_since), config));
         }
     }
 

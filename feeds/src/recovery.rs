@@ -190,7 +190,12 @@ impl Recovery {
     }
 
     /// `[first, next)` came, as an `answer` to a request or on another line.
+    #[inline]
     pub(crate) fn arrived(&mut self, first: Sequence, next: Sequence, answer: bool, holes: &Holes<'_>, now: MonoNs) {
+        // As nearly always: nothing is asked for, and no piece of a hole is left.
+        if self.asked.is_empty() && self.considered >= self.rest_until {
+            return;
+        }
         self.considered = holes.not_held_from(self.considered);
         let mut index = 0;
         while let Some(ask) = self.asked.get(index) {

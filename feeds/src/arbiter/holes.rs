@@ -2,19 +2,18 @@
 
 use crate::{identity::Sequence, time::MonoNs};
 
-use super::{gap::Gap, window::Window};
+use super::{ArbiterConfig, WhenFull, gap::Gap, window::Window};
 
 /// All holes of a channel at a moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Holes<'w> {
-    pub(super) window: &'w Window,
-    pub(super) expected: Sequence,
-    pub(super) frontier: Sequence,
+    window: &'w Window,
+    expected: Sequence,
+    frontier: Sequence,
     /// When the hole behind everything held was found or last shrank.
-    pub(super) tail_since: MonoNs,
-    pub(super) gap_timeout_ns: u64,
-    /// Whether the window has room for what fills others than the first one.
-    pub(super) has_space: bool,
+    tail_since: MonoNs,
+    gap_timeout_ns: u64,
+    when_full: WhenFull,
 }
 
 /// One of them, from where it was looked for.
@@ -25,7 +24,19 @@ pub(crate) struct Hole {
     pub(crate) due: MonoNs,
 }
 
-impl Holes<'_> {
+impl<'w> Holes<'w> {
+    /// What is known to exist, and since when the last of it is missing, is the `frontier`.
+    #[inline]
+    pub(super) fn new(
+        window: &'w Window,
+        expected: Sequence,
+        (frontier, tail_since): (Sequence, MonoNs),
+        config: &ArbiterConfig,
+    ) -> Self {
+        let ArbiterConfig { gap_timeout_ns, when_full, .. } = *config;
+        Self { window, expected, frontier, tail_since, gap_timeout_ns, when_full }
+    }
+
     /// The first hole from `from` on.
     pub(crate) fn from(&self, from: Sequence) -> Option<Hole> {
         let (first, behind) = self.window.not_held_from(from.max(self.expected));
@@ -52,6 +63,10 @@ impl Holes<'_> {
 
     /// Whether the window has room for what fills others than the first one.
     pub(crate) fn has_space(&self) -> bool {
-        self.has_space
+        match self.when_full {
+            WhenFull::DeclareGap => !self.window.is_full(),
+            // What is refused has to be asked for again.
+            WhenFull::RefusePacket => self.window.is_half_free(),
+        }
     }
 }

@@ -60,6 +60,13 @@ pub(super) struct JumpCandidate {
     pub(super) arrival_number: u64,
 }
 
+impl JumpCandidate {
+    /// Whether what begins at `first` and is the line's arrival of that number continues it, with nothing between.
+    pub(super) fn is_continued(&self, first: Sequence, arrival_number: u64) -> bool {
+        self.next == first && self.arrival_number.wrapping_add(1) == arrival_number
+    }
+}
+
 impl LineStatistics {
     pub(super) fn new(is_configured: bool) -> Self {
         let lead_ns = if is_configured {

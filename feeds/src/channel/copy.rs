@@ -105,6 +105,9 @@ pub(super) const BOOK_LEVELS_MAX: usize = 1_024;
 const ITEM_BYTES_MAX: usize = 13 << 10;
 const _: () = assert!(ITEM_BYTES_MAX < SLICE_BYTES_MAX && ITEM_BYTES_MAX < u16::MAX as usize);
 
+/// What is noted between the beginning of a walk and its end: some seconds of a busy feed.
+const TOUCHED_MAX: usize = 1 << 20;
+
 const MAGIC: [u8; 8] = *b"MDGWCOPY";
 const VERSION: u16 = 1;
 

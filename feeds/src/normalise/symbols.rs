@@ -53,40 +53,16 @@ impl SymbolTable {
     /// # Errors
     /// `InstrumentTableFull`, and `InstrumentIdCollision` where another symbol of this session has the same number.
     pub fn find_or_enter(&mut self, symbol: [u8; 8]) -> Result<Found, DropReason> {
-        let key = u64::from_le_bytes(symbol);
-        let mask = self.slots.len() - 1;
-        let mut slot = slot_of(key, mask);
-        for _ in 0..=mask {
-            match self.slots.get(slot).copied() {
-                Some(0) | None => break,
-                Some(entry) => {
-                    let index = entry - 1;
-                    if let Some(named) = self.get(InstrumentIndex(index))
-                        && named.symbol == symbol
-                    {
-                        return Ok(Found { index: InstrumentIndex(index), id: named.id, is_new: false });
-                    }
-                }
-            }
-            slot = (slot + 1) & mask;
+        match self.probe(symbol) {
+            Ok((index, id)) => Ok(Found { index, id, is_new: false }),
+            Err(slot) => self.enter(symbol, slot),
         }
-        self.enter(symbol, slot)
     }
 
     /// The place of that symbol, if it has been entered.
     #[must_use]
     pub fn find(&self, symbol: [u8; 8]) -> Option<InstrumentIndex> {
-        let key = u64::from_le_bytes(symbol);
-        let mask = self.slots.len() - 1;
-        let mut slot = slot_of(key, mask);
-        for _ in 0..=mask {
-            let index = InstrumentIndex(self.slots.get(slot)?.checked_sub(1)?);
-            if self.get(index).is_some_and(|named| named.symbol == symbol) {
-                return Some(index);
-            }
-            slot = (slot + 1) & mask;
-        }
-        None
+        self.probe(symbol).ok().map(|(index, _)| index)
     }
 
     /// How many have been entered.
@@ -108,6 +84,23 @@ impl SymbolTable {
         u32::try_from(index).ok().map(InstrumentIndex)
     }
 
+    /// The place and the number of a symbol, or the slot where it is to be entered.
+    fn probe(&self, symbol: [u8; 8]) -> Result<(InstrumentIndex, InstrumentId), usize> {
+        let mask = self.slots.len() - 1;
+        // Fibonacci hashing; symbols are few and the table is half empty, so runs are short.
+        let key = u64::from_le_bytes(symbol).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut slot = usize::try_from(key >> 32).unwrap_or(0) & mask;
+        for _ in 0..=mask {
+            let Some(entry @ 1..) = self.slots.get(slot).copied() else { break };
+            let index = InstrumentIndex(entry - 1);
+            if let Some(named) = self.get(index).filter(|named| named.symbol == symbol) {
+                return Ok((index, named.id));
+            }
+            slot = (slot + 1) & mask;
+        }
+        Err(slot)
+    }
+
     fn enter(&mut self, symbol: [u8; 8], slot: usize) -> Result<Found, DropReason> {
         if self.instruments.len() >= self.instruments_max {
             return Err(DropReason::InstrumentTableFull);
@@ -126,11 +119,6 @@ impl SymbolTable {
         }
         Ok(Found { index: InstrumentIndex(index), id, is_new: true })
     }
-}
-
-/// Fibonacci hashing; symbols are few and the table is half empty, so runs are short.
-fn slot_of(key: u64, mask: usize) -> usize {
-    usize::try_from(key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).unwrap_or(0) & mask
 }
 
 /// A symbol without the spaces that pad it on the right.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{BOOK, CopyFault, CoreCounts, END, GONE, HEAD, ITEM_BYTES_MAX, MAGIC, ORDER, VERSION};
+use super::{BOOK, CopyFault, CoreCounts, END, GONE, HEAD, ITEM_BYTES_MAX, MAGIC, ORDER, TOUCHED_MAX, VERSION};
 use crate::{
     book::{InstrumentIndex, OrderView, Side},
     channel::{Channel, ChannelConfig},
@@ -40,8 +40,6 @@ pub(in crate::channel) struct TakenOrder {
     pub(in crate::channel) resting: Option<OrderView>,
 }
 
-/// Orders that may be told twice or be gone again: see how much the giver notes.
-const ORDERS_TOUCHED_MAX: usize = 1 << 20;
 /// Room for each book, besides its levels.
 const BOOK_BYTES: usize = 512;
 /// A level as an item of a book holds it.
@@ -132,7 +130,8 @@ impl CopyTaker {
     }
 
     fn put(&mut self, order: TakenOrder) -> Result<(), CopyFault> {
-        let orders_max = (self.config.books.orders_max as usize).saturating_add(ORDERS_TOUCHED_MAX);
+        // Orders that were touched are told twice, or are gone again.
+        let orders_max = (self.config.books.orders_max as usize).saturating_add(TOUCHED_MAX);
         if self.taken.orders.len() >= orders_max {
             return Err(CopyFault::NoRoom);
         }

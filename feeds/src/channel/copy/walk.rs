@@ -1,6 +1,8 @@
 //! The giver's side: a walk over a channel in slices.
 
-use super::{BOOK, CopyFault, CoreCounts, END, GONE, HEAD, ITEM_BYTES_MAX, MAGIC, ORDER, SLICE_BYTES_MAX, VERSION};
+use super::{
+    BOOK, CopyFault, CoreCounts, END, GONE, HEAD, ITEM_BYTES_MAX, MAGIC, ORDER, SLICE_BYTES_MAX, TOUCHED_MAX, VERSION,
+};
 use crate::{
     book::{InstrumentIndex, OrderView, Side},
     channel::{ChannelConfig, core::Core},
@@ -57,8 +59,6 @@ struct Pace {
     touched: usize,
 }
 
-/// What was touched between the beginning of a walk and its end: some seconds of a busy feed.
-const TOUCHED_MAX: usize = 1 << 20;
 /// Some microseconds of a processor.
 const PACE: Pace = Pace { cost: 2_048, touched: 256 };
 /// Of a book, in places of orders: it lies on pages of its own.
