@@ -19,17 +19,7 @@ use serde_json::Value;
 
 /// A gateway that is fed slowly, and its control socket.
 fn running(site: &Site) -> (Mdgw, Mdgw, PathBuf) {
-    let socket = site.path("run/control");
-    let keys = format!("[gateway]\ncontrol_socket = \"{}\"", text(&socket));
-    let config = site.config_text(&Wanted::itch()).replacen("[gateway]", &keys, 1);
-    let config = config.replacen("[latency]", "[latency]\ninterval_ms = 100", 1);
-    let path = site.path("with_control.toml");
-    fs::write(&path, config).unwrap();
-    let gateway = process::start(["run", text(&path), "--date", "2019-01-30"]);
-    gateway.says("gateway runs");
-    while !socket.exists() {
-        std::thread::yield_now();
-    }
+    let (gateway, socket) = site.controlled_gateway(&Wanted::itch(), &["--date", "2019-01-30"]);
     let [a, b] = site.lines.map(|line| line.to_string());
     // Far longer than anybody watches.
     let day = ["--messages", "5000000", "--rate", "200"];

@@ -1,8 +1,6 @@
 //! How fast is too fast, asked of a running gateway: what it lost, and how long it took.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::fs;
-
 use mdgw_tests::{
     feeds::{self, DESTINATIONS, MIDNIGHT_NS, SESSION},
     process::{self, Signal},
@@ -12,18 +10,9 @@ use mdgw_tests::{
 #[test]
 fn a_gateways_gaps_end_the_search_and_its_latency_is_told() {
     let site = Site::new();
-    let (socket, day) = (site.path("control"), site.path("day.pcap"));
+    let day = site.path("day.pcap");
     let wanted = Wanted { has_recovery: false, ..Wanted::itch() };
-    let keys = format!("[gateway]\ncontrol_socket = \"{}\"", text(&socket));
-    let config = site.config_text(&wanted).replacen("[gateway]", &keys, 1);
-    let config = config.replacen("[latency]", "[latency]\ninterval_ms = 100", 1);
-    let path = site.path("with_control.toml");
-    fs::write(&path, config).unwrap();
-    let gateway = process::start(["run", text(&path), "--date", "2019-01-30"]);
-    gateway.says("gateway runs");
-    while !socket.exists() {
-        std::thread::yield_now();
-    }
+    let (gateway, socket) = site.controlled_gateway(&wanted, &["--date", "2019-01-30"]);
     // Some seconds of packets, and then one that no line brings.
     let mut packets = feeds::itch_packets(feeds::itch_day(60_000, 4), SESSION, MIDNIGHT_NS);
     let _ = packets.remove(WHOLE);

@@ -193,6 +193,27 @@ impl Site {
         gateway
     }
 
+    /// Starts the gateway with a control socket and intervals of latency of a tenth of a second, and waits until it runs and
+    /// listens on the socket.
+    ///
+    /// # Panics
+    /// When it doesn't.
+    #[must_use]
+    pub fn controlled_gateway(&self, wanted: &Wanted, arguments: &[&str]) -> (Mdgw, PathBuf) {
+        let socket = self.path("run/control");
+        let keys = format!("[gateway]\ncontrol_socket = \"{}\"", text(&socket));
+        let config = self.config_text(wanted).replacen("[gateway]", &keys, 1);
+        let config = config.replacen("[latency]", "[latency]\ninterval_ms = 100", 1);
+        let path = self.path("with_control.toml");
+        fs::write(&path, config).expect("a configuration can be written");
+        let gateway = process::start(["run", text(&path)].into_iter().chain(arguments.iter().copied()));
+        gateway.says("gateway runs");
+        while !socket.exists() {
+            std::thread::yield_now();
+        }
+        (gateway, socket)
+    }
+
     /// Starts the gateway.
     #[must_use]
     pub fn start_gateway(&self, wanted: &Wanted, arguments: &[&str]) -> Mdgw {
