@@ -73,7 +73,7 @@ pub(super) struct Args {
     /// Print records as JSON, one on a line.
     #[arg(long, conflicts_with = "out")]
     json: bool,
-    /// End after so many records.
+    /// End after so many records; what comes after them is nobody's loss.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
     /// End when nothing new has come for so long, counted from the start.
@@ -142,6 +142,8 @@ struct Tail {
     edges: RecordEdges,
     schemas: Option<SchemaSet>,
     date: Option<TradingDate>,
+    /// Most records wanted.
+    count: Option<u64>,
     writer: Option<DbnFileWriter>,
     /// Of the file.
     dataset: Option<&'static str>,
@@ -177,6 +179,7 @@ impl Tail {
             edges: RecordEdges::new(args.ts_recv.into()),
             schemas,
             date: args.date,
+            count: args.count,
             writer,
             dataset: None,
             is_json: args.json,
@@ -200,7 +203,7 @@ impl Tail {
     }
 
     fn try_take(&mut self, output: &Output<'_>) -> anyhow::Result<()> {
-        if self.date.is_some_and(|date| date != output.session.date) {
+        if self.is_full() || self.date.is_some_and(|date| date != output.session.date) {
             return Ok(());
         }
         match output.item {
@@ -240,7 +243,7 @@ impl Tail {
     fn records_of(&mut self, output: &Output<'_>) -> anyhow::Result<()> {
         // Definitions told again at a late start name instruments; as records they stand at their own place.
         let is_again = matches!(output.item, Item::Definition { .. });
-        let Self { edges, writer, schemas, records, is_json, symbols, .. } = self;
+        let Self { edges, writer, schemas, count, records, is_json, symbols, .. } = self;
         let mut outcome = Ok(());
         let mut index = 0;
         edges.deliver(output, |handed| {
@@ -259,7 +262,7 @@ impl Tail {
                     index += 1;
                     let schema = SchemaSet::of_rtype(rtype);
                     let is_wanted = schema.is_some_and(|schema| schemas.is_none_or(|wanted| wanted.contains(schema)));
-                    if !is_wanted || is_again {
+                    if !is_wanted || is_again || count.is_some_and(|count| *records >= count) {
                         return;
                     }
                     *records += 1;
@@ -290,7 +293,11 @@ impl Tail {
 
     fn is_complete(&self, args: &Args) -> bool {
         let has_ended = !self.under_way.is_empty() && self.under_way.iter().all(|(_, is_under_way)| !is_under_way);
-        (args.until_ended && has_ended) || args.count.is_some_and(|count| self.records >= count)
+        (args.until_ended && has_ended) || self.is_full()
+    }
+
+    fn is_full(&self) -> bool {
+        self.count.is_some_and(|count| self.records >= count)
     }
 
     fn check(&mut self) -> anyhow::Result<()> {
