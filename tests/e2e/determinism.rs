@@ -83,6 +83,56 @@ fn a_replay_of_both_captures_to_the_wire_is_the_same_as_offline() {
 }
 
 #[test]
+fn a_capture_that_ends_in_a_jump_is_the_same_over_the_wire_as_offline() {
+    // The last packets far ahead: too few to be believed before nothing else comes, and as many as it takes.
+    let cases = [1, 3].map(|far| {
+        std::thread::spawn(move || {
+            let site = Site::new();
+            let capture = site.path("jump.pcap");
+            let mut packets = feeds::itch_packets(feeds::itch_day(2_000, 5), SESSION, MIDNIGHT_NS);
+            // The middle of the day, so that the last packets have orders.
+            packets.truncate(packets.len() / 2);
+            let nearby = packets.len() - far;
+            for (_, bytes) in &mut packets[nearby..] {
+                let mut datagram = bytes.to_vec();
+                let sequence = u64::from_be_bytes(datagram[10..18].try_into().unwrap()) + 5_000_000;
+                datagram[10..18].copy_from_slice(&sequence.to_be_bytes());
+                *bytes = datagram.into();
+            }
+            feeds::write_capture(&capture, feeds::DESTINATIONS[0], &packets);
+            let expected = Offline::of(&[&capture], "nasdaq-itch-5.0", "mbo");
+            let total = &expected.summary["total"];
+            assert_eq!(total["lost_messages"], 5_000_000, "{total}");
+            assert_eq!(total["drops"], serde_json::json!({}), "{total}");
+
+            let gateway =
+                site.gateway(&Wanted { has_recovery: false, ..Wanted::itch() }, &["--date", DATE, "--ts-recv", "none"]);
+            let (out, count) = (site.path("out.dbn"), expected.records().to_string());
+            let tail = site.tail(&[
+                "--schema",
+                "mbo",
+                "--ts-recv",
+                "none",
+                "--count",
+                &count,
+                "--exit-idle-s",
+                "30",
+                "-o",
+                text(&out),
+            ]);
+            let line = site.lines[0].to_string();
+            let replay = ["replay", text(&capture), "--to", &line, "--rate", "5000", "--interface", "127.0.0.1"];
+            let _ = process::run(replay).with_code(0);
+            // The gap is told, so it was not all of it.
+            let _ = tail.end().with_code(1);
+            let _ = gateway.end_by(process::Signal::Terminate).with_code(0);
+            assert_same(&expected.bytes, &fs::read(out).unwrap(), &format!("{far} packets far ahead"));
+        })
+    });
+    cases.into_iter().for_each(|case| case.join().unwrap());
+}
+
+#[test]
 fn tops_is_the_same_offline_from_damaged_lines_and_over_the_wire() {
     let Some(capture) = iex_capture("tops", "tops-1.6-20170710/TOPS16.pcap.gz") else { return };
     let folder = tempfile::tempdir().unwrap();
