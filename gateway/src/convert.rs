@@ -23,6 +23,7 @@ use dbn::{
 };
 
 use crate::{
+    dbn_file::schema_name,
     dbn_input::{DbnInput, DbnInputError},
     output_file::OutputFile,
     replay::offline::is_same_file,
@@ -107,9 +108,9 @@ pub enum ConvertError {
         /// Where the other record begins.
         offset: u64,
         /// The table's records.
-        first: String,
+        first: &'static str,
         /// The other record.
-        second: String,
+        second: &'static str,
     },
     /// The output would overwrite the input.
     #[error("convert: {} is the input: choose another name for the output", path.display())]
@@ -144,11 +145,13 @@ pub fn run(options: &ConvertOptions, watch: &mut dyn FnMut(u64) -> ControlFlow<(
     let symbols = options.map_symbols.then(|| TsSymbolMap::try_from(input.metadata())).transpose();
     let record_error = |offset, source| ConvertError::Record { path: options.input.clone(), offset, source };
     let symbols = symbols.map_err(|source| record_error(0, source))?;
-    let wanted = options.schema.or_else(|| input.metadata().schema).map(RType::from);
+    // A file that says what it holds says so to a table without a row too.
+    let schema = options.schema.or_else(|| input.metadata().schema);
+    let wanted = schema.map(RType::from);
     let mut converted = Converted::default();
     let output_error = |records| move |source| ConvertError::Output { path: options.output.clone(), records, source };
     let file = OutputFile::create(&options.output).map_err(output_error(0))?;
-    let mut table = Table::begin(BufWriter::with_capacity(BUFFER_BYTES, file), options, wanted)
+    let mut table = Table::begin(BufWriter::with_capacity(BUFFER_BYTES, file), options, schema)
         .map_err(|error| error.in_output(options, 0, 0))?;
     let ended = loop {
         let offset = input.offset();
@@ -166,8 +169,8 @@ pub fn run(options: &ConvertOptions, watch: &mut dyn FnMut(u64) -> ControlFlow<(
             break Err(ConvertError::SeveralSchemas {
                 path: options.input.clone(),
                 offset,
-                first: name_of(first),
-                second: name_of(rtype),
+                first: schema_name(first),
+                second: schema_name(rtype),
             });
         }
         let symbol = symbols.as_ref().map(|symbols| symbols.get_for_rec(&record).map(String::as_str));
@@ -222,14 +225,15 @@ enum RowError {
 }
 
 impl Table {
-    fn begin(output: Output, options: &ConvertOptions, rtype: Option<RType>) -> Result<Self, RowError> {
+    fn begin(output: Output, options: &ConvertOptions, schema: Option<Schema>) -> Result<Self, RowError> {
+        let rtype = schema.map(RType::from);
         let writer = match options.format {
             Format::Csv => {
                 let builder = csv::Encoder::builder(output)
                     .use_pretty_px(options.pretty)
                     .use_pretty_ts(options.pretty)
                     .with_symbol(options.map_symbols)
-                    .schema(options.schema);
+                    .schema(schema);
                 Writer::Csv(Box::new(builder.build().map_err(RowError::Encoder)?))
             }
             Format::Json => {
@@ -309,10 +313,6 @@ impl Format {
             _ => return None,
         })
     }
-}
-
-fn name_of(rtype: RType) -> String {
-    rtype.as_str().to_owned()
 }
 
 /// Records between two looks at the caller's wish to stop.

@@ -16,7 +16,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use dbn::{MappingInterval, Metadata, SType, Schema, SymbolMapping, UNDEF_TIMESTAMP, encode::dbn::MetadataEncoder};
+use dbn::{
+    MappingInterval, Metadata, RType, SType, Schema, SymbolMapping, UNDEF_TIMESTAMP, encode::dbn::MetadataEncoder,
+};
 use mdgw_feeds::{identity::InstrumentId, time::TradingDate};
 use time::{Date, OffsetDateTime};
 
@@ -276,6 +278,11 @@ fn timestamp_at(record: &[u8], offset: usize) -> Option<u64> {
 }
 
 const TS_EVENT_AT: usize = std::mem::offset_of!(dbn::RecordHeader, ts_event);
+
+/// What records of a type are called where people choose them: by their schema.
+pub(crate) fn schema_name(rtype: RType) -> &'static str {
+    RType::try_into_schema(u16::from(rtype as u8)).map_or(rtype.as_str(), |schema| schema.as_str())
+}
 
 /// Where a record of that type has its `ts_recv`.
 pub(crate) fn ts_recv_at(record: &[u8]) -> Option<usize> {

@@ -196,8 +196,13 @@ impl Kind {
     /// By its content.
     fn of(path: &Path) -> Result<Self, DiffError> {
         let read = |source| DiffError::Read { path: path.to_owned(), source };
-        if std::fs::metadata(path).map_err(read)?.is_dir() {
+        let metadata = std::fs::metadata(path).map_err(read)?;
+        if metadata.is_dir() {
             return Ok(Self::Log);
+        }
+        if !metadata.is_file() {
+            let why = "no file but a pipe or a device, and it has to be read twice: write it to a file first";
+            return Err(read(io::Error::other(why)));
         }
         if dbn_input::is_dbn(path).map_err(read)? {
             return Ok(Self::Dbn);

@@ -76,6 +76,15 @@ fn a_pipe_a_zstd_file_and_a_plain_one_give_the_same_table() {
         .output()
         .unwrap();
     assert!(piped.status.success() && piped.stdout == bytes, "{}", String::from_utf8_lossy(&piped.stderr));
+    // Nothing of what the metadata announces: a table without a row.
+    let (none, empty) = (path("none.dbn"), path("empty.csv"));
+    let _ = process::run(["replay", "--offline", text(&path("a.pcap")), "--schema", "statistics", "-o", text(&none)]);
+    let _ = convert(&none, &empty, &[]).with_code(0);
+    assert_eq!(
+        fs::read_to_string(&empty).unwrap(),
+        "ts_recv,ts_event,rtype,publisher_id,instrument_id,ts_ref,price,quantity,sequence,ts_in_delta,stat_type,\
+         channel_id,update_action,stat_flags,symbol\n"
+    );
     // JSON lines may hold several schemas, a table may not.
     let mixed = path("mixed.dbn");
     let _ = process::run(["replay", "--offline", text(&path("a.pcap")), "--schema", "mbo,status", "-o", text(&mixed)]);
@@ -84,6 +93,7 @@ fn a_pipe_a_zstd_file_and_a_plain_one_give_the_same_table() {
     assert!(lines.lines().all(|line| line.starts_with('{') && line.ends_with('}')));
     let ended = convert(&mixed, &path("mixed.csv"), &[]).with_code(2);
     assert!(ended.stderr.contains("choose with --schema") && ended.stderr.contains("at byte "), "{}", ended.stderr);
+    assert!(ended.stderr.contains(" mbo") && ended.stderr.contains(" status"), "{}", ended.stderr);
     let ended = convert(&mixed, &path("mixed.csv"), &["--schema", "mbo"]).with_code(0);
     assert!(ended.stderr.contains("of other schemas left out"), "{}", ended.stderr);
     assert!(fs::read(path("mixed.csv")).unwrap() == bytes);

@@ -41,6 +41,7 @@ fn captures_of_a_feed_are_the_same_when_their_messages_are() {
     let told = found["differences"][0].clone();
     assert!(told["name"].as_str().unwrap().contains("nasdaq-itch-5.0 MDGWSIM001, sequence "), "{told}");
     assert!(told["what"].as_str().unwrap().starts_with("from byte "), "{told}");
+    assert!(told["at_a"].as_str().unwrap().starts_with("at 2019-01-30 "), "{told}");
 }
 
 #[test]
@@ -62,6 +63,17 @@ fn dbn_files_are_compared_record_by_record() {
     assert!(same["same"].as_bool().unwrap() && same["local_times_differ"].as_u64().unwrap() > 0, "{same}");
     let text_of_same = process::run(["diff", text(&stamped), text(&unstamped)]).with_code(0).stdout;
     assert!(text_of_same.starts_with("result                     same\n"), "{text_of_same}");
+
+    // Names are those of schemas, and the first record of a number is no second one.
+    let trades = path("trades.dbn");
+    let only = ["replay", "--offline", text(&capture), "--schema", "trades", "-o", text(&trades)];
+    let _ = process::run(only).with_code(0);
+    let apart = diff(&stamped, &trades).with_code(1).json();
+    let names: Vec<&str> =
+        apart["differences"].as_array().unwrap().iter().map(|told| told["name"].as_str().unwrap()).collect();
+    let first = |kind: &str| *names.iter().find(|name| name.contains(kind)).unwrap();
+    assert!(first(", status, ").ends_with(", sequence 0"), "{names:?}");
+    assert!(!first(", trades, ").contains(", record "), "{names:?}");
 
     // The price of a record in the middle, a record less, two records turned round.
     let bytes = fs::read(&stamped).unwrap();
@@ -157,6 +169,8 @@ fn what_cannot_be_compared_is_no_verdict() {
     }
     let ended = diff(&capture, &path("missing")).with_code(2);
     assert!(ended.stderr.contains("missing"), "{}", ended.stderr);
+    let ended = diff(&capture, Path::new("/dev/null")).with_code(2);
+    assert!(ended.stderr.contains("/dev/null") && ended.stderr.contains("write it to a file"), "{}", ended.stderr);
     let ended = diff(folder.path(), folder.path()).with_code(2);
     assert!(ended.stderr.contains("no publication log in"), "{}", ended.stderr);
     let whole = fs::read(&capture).unwrap();

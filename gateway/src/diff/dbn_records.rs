@@ -1,6 +1,10 @@
 //! DBN files, record by record.
 
-use std::{collections::HashMap, mem::offset_of, path::Path};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    mem::offset_of,
+    path::Path,
+};
 
 use dbn::{
     RecordHeader,
@@ -29,11 +33,11 @@ pub(super) struct DbnRecords {
 }
 
 /// Where a stream stands.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Pass {
     number: u32,
     sequence: u64,
-    /// Records of that sequence so far.
+    /// Records of that sequence before the last one.
     count: u32,
 }
 
@@ -58,12 +62,16 @@ impl Side for DbnRecords {
         let stream = (u64::from(header.publisher_id) << 32 | u64::from(header.instrument_id), u128::from(header.rtype));
         let (content, local) = without_local_times(record.as_ref());
         let sequence = sequence_of(&content);
-        let pass = self.passes.entry(stream).or_default();
-        if sequence < pass.sequence {
-            pass.number += 1;
-        }
-        pass.count = if sequence == pass.sequence { pass.count + 1 } else { 0 };
-        pass.sequence = sequence;
+        let pass = match self.passes.entry(stream) {
+            Entry::Vacant(begun) => *begun.insert(Pass { number: 0, sequence, count: 0 }),
+            Entry::Occupied(before) => {
+                let pass = before.into_mut();
+                pass.number += u32::from(sequence < pass.sequence);
+                pass.count = if sequence == pass.sequence { pass.count + 1 } else { 0 };
+                pass.sequence = sequence;
+                *pass
+            }
+        };
         let index = u64::from(pass.number) << 32 | u64::from(pass.count);
         Ok(Some(Item { name: Name { stream, sequence, index }, content, local, place }))
     }
@@ -78,7 +86,8 @@ impl Side for DbnRecords {
     fn stream(&self, name: &Name) -> String {
         let (publisher, instrument) = (name.stream.0 >> 32, name.stream.0 & 0xffff_ffff);
         let kind = u8::try_from(name.stream.1).ok().and_then(|rtype| dbn::RType::try_from(rtype).ok());
-        let kind = kind.map_or_else(|| format!("rtype {}", name.stream.1), |kind| kind.as_str().to_owned());
+        let kind =
+            kind.map_or_else(|| format!("rtype {}", name.stream.1), |kind| dbn_file::schema_name(kind).to_owned());
         format!("publisher {publisher}, instrument {instrument}, {kind}")
     }
 

@@ -4,6 +4,7 @@ use std::{collections::VecDeque, path::Path};
 
 use mdgw_feeds::{
     identity::Feed,
+    time::{TradingDate, UnixNs},
     transport::{Transport as _, VenueSession, iextp::Tops, moldudp64::MoldUdp64},
 };
 
@@ -12,6 +13,7 @@ use super::{
     compare::{Item, Name, Side},
 };
 use crate::{
+    inspect::text::ClockNs,
     merge::{Addresses, Merging, PacketSink},
     replay::routes,
 };
@@ -134,7 +136,7 @@ impl Side for FeedMessages {
     }
 
     fn place(&self, place: u64) -> String {
-        format!("at {}.{:09}", place / 1_000_000_000, place % 1_000_000_000)
+        format!("at {} {}", TradingDate::in_utc(UnixNs(place)), ClockNs(place))
     }
 
     fn repeats(&self) -> bool {
