@@ -173,9 +173,11 @@ fn drive_options(options: &BookOptions, schemas: SchemaSet) -> DriveOptions {
     DriveOptions { feed: options.feed, date: options.date, schemas: Some(schemas), end }
 }
 
-/// Whether the files held a feed. Damage before anything could be recognised is told as such.
+/// Whether the files held a feed. Damage before anything could be recognised is told as such; before the first packet there
+/// are no books.
 fn check_found(options: &BookOptions, drive: &Drive, merge: &Merge) -> Result<(), OfflineError> {
-    if drive.lanes().len() > 0 || !merge.damages().is_empty() {
+    let begins_later = || matches!(options.when, When::At(_)) && merge.files().any(|file| file.counts().datagrams > 0);
+    if drive.lanes().len() > 0 || !merge.damages().is_empty() || (drive.counts().datagrams == 0 && begins_later()) {
         return Ok(());
     }
     match drive.counts().datagrams {

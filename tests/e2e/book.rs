@@ -122,6 +122,13 @@ fn what_is_not_there_is_said() {
     let day = Day::new();
     let ended = day.book(&["--symbol", "NOSUCH"]).with_code(1);
     assert!(ended.stderr.contains("no instrument NOSUCH"), "{}", ended.stderr);
+    for more in [&["--all"][..], &[], &["--symbol", "NOSUCH", "--json"]] {
+        let at = ["--at", "2019-01-29T00:00:00Z"];
+        let ended = day.book(&[more, &at].concat()).with_code(1);
+        assert!(ended.stderr.contains("book: no instrument") && ended.stdout.is_empty(), "{}", ended.stderr);
+    }
+    let ended = day.book(&["--all", "--sequence", "0"]).with_code(2);
+    assert!(ended.stderr.contains("--sequence"), "{}", ended.stderr);
     let beyond = day.book(&["--all", "--sequence", "999999"]).with_code(2);
     assert!(beyond.stderr.contains("message 999999"), "{}", beyond.stderr);
     assert!(beyond.stderr.contains(&format!("2019-01-30#0 from 1 to {MESSAGES}")), "{}", beyond.stderr);

@@ -52,7 +52,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "MOMENT", conflicts_with_all = ["session", "sequence"])]
     at: Option<Moment>,
     /// As it was behind the message of that number.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     sequence: Option<u64>,
     /// The session that numbers it: N or YYYY-MM-DD#N, N counting how often the venue began again on that day. Default:
     /// the first that gets so far.
@@ -111,6 +111,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         let snapshot = book_view::snapshot(&options, &mut watch)?;
         bar.finish_and_clear();
         show(&snapshot, args, &mut out).context(WRITE)?;
+        if snapshot.books.is_empty() && args.symbol.is_empty() && snapshot.damages.is_empty() {
+            warn("book: no instrument up to then");
+            is_complete = false;
+        }
         for symbol in &args.symbol {
             if !snapshot.books.iter().any(|book| book.symbol == *symbol) {
                 warn(&format!("book: no instrument {symbol} up to then"));

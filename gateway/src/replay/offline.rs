@@ -100,7 +100,7 @@ pub enum OfflineError {
         source: io::Error,
     },
     /// No packet was of a feed that is known, or of the one that was asked for.
-    #[error("replay: {wanted} in none of {datagrams} datagrams; --feed names the feed")]
+    #[error("{wanted} in none of {datagrams} datagrams; --feed names the feed")]
     NothingRecognised {
         /// What was looked for.
         wanted: String,
@@ -108,14 +108,20 @@ pub enum OfflineError {
         datagrams: u64,
     },
     /// None was captured whole.
-    #[error("replay: all of {cut} datagrams are cut by the capture's snap length; capture whole frames (tcpdump -s 0)")]
+    #[error("all of {cut} datagrams are cut by the capture's snap length; capture whole frames (tcpdump -s 0)")]
     AllCut {
         /// How many there were.
         cut: u64,
     },
     /// There were no packets at all.
-    #[error("replay: no packets in {}", list(.files))]
+    #[error("no packets in {}", list(.files))]
     NoPackets {
+        /// Where they were looked for.
+        files: Vec<PathBuf>,
+    },
+    /// There were packets, but none in the part of the time that was asked for.
+    #[error("replay: none of the packets in {} lies between --from and --until", list(.files))]
+    NothingThen {
         /// Where they were looked for.
         files: Vec<PathBuf>,
     },
@@ -183,6 +189,9 @@ pub fn run(
         }
         if drive.counts().datagrams == 0 && merge.cut() > 0 {
             return Err(OfflineError::AllCut { cut: merge.cut() });
+        }
+        if drive.counts().datagrams == 0 && options.window != Window::default() {
+            return Err(OfflineError::NothingThen { files: options.files.clone() });
         }
         return Err(OfflineError::NothingRecognised {
             wanted: options.feed.map_or_else(|| "a known feed".to_owned(), |feed| feed.to_string()),

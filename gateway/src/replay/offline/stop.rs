@@ -89,6 +89,8 @@ impl FromStr for SessionAsked {
 
     fn from_str(text: &str) -> Result<Self, InvalidSession> {
         let (date, restart) = text.split_once('#').unwrap_or(("", text));
+        // Printed, there is a space between them.
+        let date = date.trim_end();
         let date = if date.is_empty() { None } else { Some(date.parse().map_err(|_| InvalidSession)?) };
         Ok(Self { date, restart: restart.parse().map_err(|_| InvalidSession)? })
     }
@@ -148,6 +150,7 @@ mod tests {
         let asked = |text: &str| text.parse::<SessionAsked>();
         let date = TradingDate::from_yyyymmdd(20_170_425);
         assert_eq!(asked("2017-04-25#3"), Ok(SessionAsked { date, restart: 3 }));
+        assert_eq!(asked("2017-04-25 #3"), Ok(SessionAsked { date, restart: 3 }), "as it is printed");
         assert_eq!(asked("#3"), Ok(SessionAsked { date: None, restart: 3 }));
         assert_eq!(asked("3"), Ok(SessionAsked { date: None, restart: 3 }));
         for text in ["", "#", "x", "2017-04-25", "2017-04-31#3", "3#2017-04-25"] {

@@ -319,6 +319,10 @@ fn without_any_feed_and_when_broken_off_nothing_is_left() {
 
     let packets = packets(1_000);
     write_capture(&bench.path("a.pcap"), packets.iter().map(|(time, bytes)| (*time, GROUP_A, bytes.as_slice())));
+    let mut then = bench.options(&["a.pcap"]);
+    then.window.until = Some(crate::replay::merge::Moment::At(0));
+    let error = run(&then, &mut |_| ControlFlow::Continue(())).unwrap_err();
+    assert!(matches!(error, OfflineError::NothingThen { .. }), "{error}");
     let found = Cell::new(0);
     let error = run(&bench.options(&["a.pcap"]), &mut |event| {
         found.set(found.get() + u32::from(matches!(event, Event::Found { .. })));
