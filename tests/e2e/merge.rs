@@ -116,6 +116,9 @@ fn a_line_that_both_machines_have_corrects_the_leads_of_the_others() {
     assert_eq!(&clock["by"], "the same line");
     let offset_ns = clock["offset_ns"].as_i64().unwrap();
     assert!((999_990_000..=1_000_010_000).contains(&offset_ns), "{clock}");
+    let table = process::run(["merge", text(&one), text(&other), "-o", text(&out)]).with_code(0).stdout;
+    let exact = format!("is {}.{:09} s ahead of", offset_ns / 1_000_000_000, offset_ns % 1_000_000_000);
+    assert!(table.contains(&exact), "to the nanosecond: {table}");
     let channel = &summary["channels"][0];
     let line = |path: &Path, dst: &str| {
         let mut lines = channel["lines"].as_array().unwrap().iter();

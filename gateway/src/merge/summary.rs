@@ -399,7 +399,9 @@ impl LineSummary {
 impl ClockSummary {
     fn rows(&self, table: &mut Table) {
         let (file, against) = (&self.file, &self.against);
-        let offset = Latency(self.offset_ns.unsigned_abs());
+        // To the nanosecond: it is there to be taken off.
+        let offset_ns = self.offset_ns.unsigned_abs();
+        let offset = format!("{}.{:09} s", offset_ns / 1_000_000_000, offset_ns % 1_000_000_000);
         let direction = if self.offset_ns < 0 { "behind" } else { "ahead of" };
         table.row("clocks", format!("{file} is {offset} {direction} {against}"));
         let spread = Latency(self.p99_ns.abs_diff(self.p01_ns));
