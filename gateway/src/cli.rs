@@ -267,6 +267,21 @@ mod tests {
         }
     }
 
+    /// An option that would do nothing is an error, not passed over.
+    #[test]
+    fn damage_is_refused_where_there_are_no_lines_to_do_it_on() {
+        let damages = ["--loss 0.1", "--duplicate 0.1", "--reorder 0.1", "--skew-us 5", "--never-on-all", "--seed 2"];
+        for elsewhere in ["", " --to 239.1.1.1:7", " --map 239.1.1.1=239.1.1.2", " --offline"] {
+            for damage in damages {
+                let typed = format!("mdgw replay a.pcap {damage}{elsewhere}");
+                let error = Cli::try_parse_from(typed.split(' ')).expect_err(&typed);
+                assert_eq!(error.exit_code(), 2, "{typed}");
+            }
+        }
+        let on_lines = format!("mdgw replay a.pcap --lines 239.1.1.1:7,239.1.1.2:7 {}", damages.join(" "));
+        assert!(Cli::try_parse_from(on_lines.split(' ')).is_ok(), "{on_lines}");
+    }
+
     #[test]
     fn a_mistyped_command_or_option_is_answered_with_the_likely_one() {
         for (typed, meant) in [("mdgw replya a.pcap", "replay"), ("mdgw replay --ofline a.pcap", "--offline")] {

@@ -258,6 +258,8 @@ struct Search {
 
 struct StepSoFar {
     sent: u64,
+    /// When its latest packet was meant to leave, ns from the step's begin.
+    played_ns: u64,
     dropped: u64,
     gap_messages: Option<u64>,
     late_ns: Histogram<u64>,
@@ -269,10 +271,12 @@ impl Search {
     fn sent(&mut self, destination: SocketAddrV4, intended: MonoNs) {
         let now = mono_now();
         let origin = *self.origin.get_or_insert(intended);
-        let step = intended.since(origin) / self.rising.step_ns;
+        let (step, played_ns) =
+            (intended.since(origin) / self.rising.step_ns, intended.since(origin) % self.rising.step_ns);
         while self.steps.len() as u64 <= step {
             self.steps.push(StepSoFar {
                 sent: 0,
+                played_ns: 0,
                 dropped: 0,
                 gap_messages: None,
                 late_ns: histogram(),
@@ -282,6 +286,7 @@ impl Search {
         }
         if let Some(step) = self.steps.last_mut() {
             step.sent += 1;
+            step.played_ns = played_ns;
             step.late_ns.saturating_record(now.since(intended));
             step.last = now;
         }
@@ -310,8 +315,13 @@ impl Search {
                 return Some(EndedBy::Interrupted);
             }
         }
+        // Not before half of the step has been played, or all of its time has gone: a host that was busy elsewhere for a
+        // moment catches up.
+        let step_ns = self.rising.step_ns;
         let behind = self.steps.last().is_some_and(|step| {
-            step.sent >= PACKETS_TO_JUDGE && step.late_ns.value_at_quantile(0.5) > self.rising.step_ns / 20
+            step.sent >= PACKETS_TO_JUDGE
+                && (step.played_ns >= step_ns / 2 || step.last.since(step.first) >= step_ns)
+                && step.late_ns.value_at_quantile(0.5) > step_ns / 20
         });
         behind.then_some(EndedBy::Sender)
     }
@@ -399,14 +409,20 @@ impl UntilLoss {
             EndedBy::EndOfCaptures => "the captures came to their end: no loss was seen",
             EndedBy::Interrupted => "interrupted: no loss was seen",
         };
-        let _ = match self.highest_rate_without_loss {
-            Some(rate) => writeln!(text, "highest rate without loss: {rate:.0} packets/s ({why})"),
-            None => writeln!(text, "no step was without loss"),
+        let _ = match (self.highest_rate_without_loss, self.ended_by) {
+            (Some(rate), _) => writeln!(text, "highest rate without loss: {rate:.0} packets/s ({why})"),
+            (None, EndedBy::Loss) => writeln!(text, "no step was without loss"),
+            (None, EndedBy::Sender) => writeln!(
+                text,
+                "the sender fell behind in the first step already, and no loss was seen: begin with a lower --rate"
+            ),
+            (None, EndedBy::EndOfCaptures | EndedBy::Interrupted) => writeln!(text, "no step was played: {why}"),
         };
         if self.lost_on_the_way > 0 {
             let _ =
                 writeln!(text, "{} packets never arrived and no socket dropped them", grouped(self.lost_on_the_way));
         }
+        let _ = writeln!(text, "asked for are packets of the captures, sent are their copies on all lines");
         let _ = writeln!(text, "counted as lost: {}", self.counts_read);
         if of_gateway {
             let lacks = self.steps.iter().all(|step| step.gateway_latency.is_none());

@@ -14,30 +14,34 @@ use crate::{
     standin::damage::{LineDamage, Losses},
 };
 
+/// What sends packets elsewhere than on lines. Said of each argument that needs `--lines`: what is required is not asked for
+/// where it would conflict, and damage that nobody does must not be asked for either.
+const NO_LINES: [&str; 3] = ["offline", "to", "map"];
+
 /// Several lines, and what they do to packets.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Rehearsal")]
 pub(super) struct RehearsalArgs {
     /// Send each packet on these lines (A,B,…); given once for each file, the n-th file goes to the n-th.
-    #[arg(long, value_name = "ADDR:PORT,ADDR:PORT", conflicts_with_all = ["offline", "to", "map"])]
+    #[arg(long, value_name = "ADDR:PORT,ADDR:PORT", conflicts_with_all = NO_LINES)]
     lines: Vec<LineAddresses>,
     /// Chance that a packet is lost; one for all lines or one for each (0.01,0.02).
-    #[arg(long, value_delimiter = ',', default_value = "0", value_name = "P", requires = "lines")]
+    #[arg(long, value_delimiter = ',', default_value = "0", value_name = "P", requires = "lines", conflicts_with_all = NO_LINES)]
     loss: Vec<f64>,
     /// Chance that a packet comes twice; as --loss.
-    #[arg(long, value_delimiter = ',', default_value = "0", value_name = "P", requires = "lines")]
+    #[arg(long, value_delimiter = ',', default_value = "0", value_name = "P", requires = "lines", conflicts_with_all = NO_LINES)]
     duplicate: Vec<f64>,
     /// Chance that a packet is overtaken by the next ones; as --loss.
-    #[arg(long, value_delimiter = ',', default_value = "0", value_name = "P", requires = "lines")]
+    #[arg(long, value_delimiter = ',', default_value = "0", value_name = "P", requires = "lines", conflicts_with_all = NO_LINES)]
     reorder: Vec<f64>,
     /// How much later each line delivers, in microseconds; as --loss.
-    #[arg(long, value_delimiter = ',', default_value = "0", value_name = "US", requires = "lines")]
+    #[arg(long, value_delimiter = ',', default_value = "0", value_name = "US", requires = "lines", conflicts_with_all = NO_LINES)]
     skew_us: Vec<u64>,
     /// Never lose a packet on all lines.
-    #[arg(long, requires = "lines")]
+    #[arg(long, requires = "lines", conflicts_with_all = NO_LINES)]
     never_on_all: bool,
     /// The same seed does the same damage.
-    #[arg(long, default_value_t = 1, value_name = "N", requires = "lines")]
+    #[arg(long, default_value_t = 1, value_name = "N", requires = "lines", conflicts_with_all = NO_LINES)]
     seed: u64,
     /// Raise the rate step by step, from --rate (1,000 packets/s by default), until a receiver loses a packet.
     #[arg(long, conflicts_with_all = ["offline", "speed", "max", "map", "loss"])]

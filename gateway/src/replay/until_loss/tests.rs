@@ -124,3 +124,51 @@ fn without_a_listener_there_is_nothing_to_find() {
     let refused = search(&paths, address, GENTLE, &Receiver::Host).unwrap_err();
     assert!(refused.to_string().contains(&address.to_string()), "{refused}");
 }
+
+#[test]
+fn a_sender_is_judged_when_half_a_step_has_been_played() {
+    /// Nothing is ever lost there.
+    struct Lossless;
+    impl Counts for Lossless {
+        fn sent(&mut self, _: SocketAddrV4, _: MonoNs, _: u32) {}
+
+        fn dropped(&mut self) -> io::Result<u64> {
+            Ok(0)
+        }
+
+        fn settle(&mut self, _: u64) -> io::Result<Option<Arrived>> {
+            Ok(None)
+        }
+
+        fn described(&self) -> &'static str {
+            "nothing"
+        }
+    }
+    // So long that a machine that pauses the test plays no part.
+    let rising = Rising { step_ns: 10_000_000_000, ..GENTLE };
+    let mut search = Search {
+        counts: Box::new(Lossless),
+        rising,
+        origin: None,
+        steps: Vec::new(),
+        dropped: 0,
+        gap_messages: 0,
+        fault: None,
+    };
+    let destination = SocketAddrV4::new([239, 255, 70, 9].into(), 7009);
+    // All of them should have left before the step was over, and it is by now.
+    let begin = MonoNs(mono_now().0.saturating_sub(2 * rising.step_ns));
+    (0..PACKETS_TO_JUDGE).for_each(|packet| search.sent(destination, begin.plus(packet)));
+    assert_eq!(search.look(), None, "it may catch up yet");
+    search.sent(destination, begin.plus(rising.step_ns / 2));
+    assert_eq!(search.look(), Some(EndedBy::Sender));
+    let found = UntilLoss {
+        steps: search.told(None),
+        highest_rate_without_loss: None,
+        ended_by: EndedBy::Sender,
+        lost_on_the_way: 0,
+        counts_read: "nothing",
+    };
+    let table = found.to_table();
+    assert!(table.contains("no loss was seen: begin with a lower --rate") && !table.contains("no step"), "{table}");
+}
