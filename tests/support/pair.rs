@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, UdpSocket},
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
     path::Path,
     sync::Arc,
     time::{Duration, Instant},
@@ -33,7 +33,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use crate::{
     feeds::Packet,
     process::PATIENCE,
-    site::{Site, Wanted, wait_until_joined},
+    site::{Site, Wanted, free_address, wait_until_joined},
 };
 
 /// The group and the channel of a [`Site`].
@@ -168,14 +168,6 @@ pub fn link(members: [&mut Member; 2]) -> [Arc<PairDesk>; 2] {
     });
     wait_until("the gateways meet", || desks.iter().all(|desk| !desk.peer_nodes().is_empty()));
     desks
-}
-
-fn free_address() -> SocketAddrV4 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port on loopback");
-    match listener.local_addr() {
-        Ok(SocketAddr::V4(address)) => address,
-        other => panic!("{other:?}"),
-    }
 }
 
 /// One entry of a log.

@@ -3,9 +3,10 @@
 use std::{
     fmt::Write as _,
     fs,
-    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    net::{Ipv4Addr, SocketAddrV4, TcpListener, UdpSocket},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU16, Ordering},
     time::{Duration, Instant},
 };
 
@@ -99,8 +100,7 @@ impl Site {
     pub fn new() -> Self {
         let reserved: Vec<_> = (0..3).map(|_| free()).collect();
         let [a, b, output] = [0, 1, 2].map(|number| group(port(&reserved[number])));
-        let [requests, retransmission] =
-            [free(), free()].map(|socket| SocketAddrV4::new(Ipv4Addr::LOCALHOST, port(&socket)));
+        let [requests, retransmission] = [free_address(), free_address()];
         Self {
             folder: tempfile::tempdir().expect("a temporary directory"),
             lines: [a, b],
@@ -298,6 +298,30 @@ fn with<'a>(mut all: Vec<&'a str>, one: &'a str) -> Vec<&'a str> {
     all.push(one);
     all
 }
+
+/// An address on loopback that nobody uses now and that the kernel gives to nobody unasked: neither to a socket of another
+/// test, nor to a gateway's own connection while it tries to reach one that doesn't listen there yet.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+pub fn free_address() -> SocketAddrV4 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    // Tests in several processes begin at different places.
+    let begin = u16::try_from(std::process::id() % 100 * 200).expect("below 20,000");
+    for _ in 0..PORT_COUNT {
+        let offset = begin.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % PORT_COUNT;
+        let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, PORT_MIN + offset);
+        if TcpListener::bind(address).is_ok() && UdpSocket::bind(address).is_ok() {
+            return address;
+        }
+    }
+    panic!("all of {PORT_COUNT} ports are in use");
+}
+
+/// Below those that the kernel gives away by itself.
+const PORT_MIN: u16 = 12_000;
+const PORT_COUNT: u16 = 20_000;
 
 fn free() -> UdpSocket {
     UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port on loopback")

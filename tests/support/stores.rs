@@ -10,10 +10,8 @@ mod zookeeper;
 
 use std::{
     env, fs, io,
-    net::{Ipv4Addr, SocketAddrV4, TcpListener},
+    net::SocketAddrV4,
     path::{Path, PathBuf},
-    process,
-    sync::atomic::{AtomicU16, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -23,7 +21,7 @@ use tempfile::TempDir;
 pub use etcd::{PASSWORD, USER};
 use server::Server;
 
-use crate::{captures::say, namespaces::Host, process::PATIENCE};
+use crate::{captures::say, namespaces::Host, process::PATIENCE, site::free_address};
 
 /// Which store, and whom it lets in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -283,25 +281,8 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A port of loopback that nobody uses now, below those that the kernel gives to connections.
-fn free_address() -> SocketAddrV4 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    // Tests in several processes begin at different places.
-    let begin = u16::try_from(process::id() % 100 * 200).expect("below 20,000");
-    for _ in 0..PORT_COUNT {
-        let offset = begin.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % PORT_COUNT;
-        let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, PORT_MIN + offset);
-        if TcpListener::bind(address).is_ok() {
-            return address;
-        }
-    }
-    panic!("all of {PORT_COUNT} ports are in use");
-}
-
 /// Of a node with a host of its own.
 const HOST_PORTS: [u16; 3] = [12_000, 12_001, 12_002];
-const PORT_MIN: u16 = 12_000;
-const PORT_COUNT: u16 = 20_000;
 const START_ATTEMPTS_MAX: usize = 3;
 /// Between two looks at a state that nobody announces.
 const POLL: Duration = Duration::from_millis(20);
