@@ -446,7 +446,7 @@ struct GatewayProcess {
 impl GatewayProcess {
     fn start(site: &Site, wanted: &Wanted, beginning: Beginning) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "a_gateway_that_obeys_its_standard_input", "--ignored", "--nocapture"]);
+        command.args(["--exact", "takeover::a_gateway_that_obeys_its_standard_input", "--ignored", "--nocapture"]);
         command.env("MDGW_TEST_CONFIG", text(&site.config(wanted)));
         if beginning == Beginning::WholeSession {
             command.env("MDGW_TEST_WHOLE_SESSION", "1");

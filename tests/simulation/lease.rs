@@ -7,15 +7,10 @@
 //! send at one time, the longest send included; each opening has a higher epoch than any before; receivers hand on nothing
 //! of an old epoch; and, apart from that, one leads when the storm is over.
 
-#[path = "lease/faults.rs"]
 mod faults;
-#[path = "lease/receiver.rs"]
 mod receiver;
-#[path = "lease/seeds.rs"]
 mod seeds;
-#[path = "lease/store.rs"]
 mod store;
-#[path = "lease/world.rs"]
 mod world;
 
 use faults::{Fault, Faults};

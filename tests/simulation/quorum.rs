@@ -1,6 +1,5 @@
 //! The voted lease under a simulated network, clock and disk. `SEED=n` repeats one seed, `SEEDS=n` says how many.
 
-#[path = "quorum/world.rs"]
 mod world;
 
 use std::{cell::Cell, env};

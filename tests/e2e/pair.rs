@@ -1,0 +1,5 @@
+//! Two gateways that share a stream: who leads, who goes on, and who comes back.
+
+mod election;
+mod rejoin;
+mod takeover;

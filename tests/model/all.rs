@@ -1,0 +1,4 @@
+//! Elections searched state by state.
+
+mod lease;
+mod quorum;

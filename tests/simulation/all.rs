@@ -1,0 +1,4 @@
+//! Elections under a simulated network, clock and store, from seeds.
+
+mod lease;
+mod quorum;
