@@ -177,6 +177,8 @@ struct Writer {
 struct OpenFile {
     path: PathBuf,
     sink: Sink,
+    /// Bytes handed over: what a pipe got, since it has no length.
+    handed_over: u64,
 }
 
 enum Sink {
@@ -238,7 +240,7 @@ impl OpenFile {
     /// A new file; one that is there already is never written over, but a device or a pipe is written to.
     fn create(path: PathBuf) -> Result<Self, SpoolError> {
         if super::is_standard_output(&path) {
-            return Ok(Self { path, sink: Sink::StandardOutput });
+            return Ok(Self { path, sink: Sink::StandardOutput, handed_over: 0 });
         }
         let is_compressed = path.extension().is_some_and(|end| end == "zst");
         let opened = match File::create_new(&path) {
@@ -251,7 +253,11 @@ impl OpenFile {
             Ok(if is_compressed { Sink::Zstd(zstd::Encoder::new(file, ZSTD_LEVEL)?) } else { Sink::Plain(file) })
         });
         let shown = path.display().to_string();
-        sink.map(|sink| Self { path, sink }).map_err(|source| SpoolError { act: "create", path: shown, source })
+        sink.map(|sink| Self { path, sink, handed_over: 0 }).map_err(|source| SpoolError {
+            act: "create",
+            path: shown,
+            source,
+        })
     }
 
     /// Writes whole blocks through to the system. Where that fails, the file ends with the block before them.
@@ -265,6 +271,7 @@ impl OpenFile {
                 stdout.write_all(blocks).and_then(|()| stdout.flush())
             }
         };
+        self.handed_over += blocks.len() as u64;
         written.map_err(|source| {
             let file = match &self.sink {
                 Sink::Plain(file) => Some(file),
@@ -296,7 +303,7 @@ impl OpenFile {
             let ended = encoder.finish().map_err(|source| SpoolError { act: "write", path, source });
             self.sink = Sink::Plain(ended?);
         }
-        Ok(self.position().unwrap_or(0))
+        Ok(self.position().unwrap_or(self.handed_over))
     }
 
     fn failed(&self, source: io::Error) -> SpoolError {
@@ -330,6 +337,14 @@ mod tests {
         assert_eq!((written.removed, written.bytes), (2, 4));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
         assert_eq!(fs::read(folder.path().join("d")).unwrap(), b"d");
+    }
+
+    #[test]
+    fn what_goes_into_a_pipe_is_counted_too() {
+        let mut stream = OpenFile::create("/dev/null".into()).unwrap();
+        stream.write(b"some").unwrap();
+        stream.write(b"bytes").unwrap();
+        assert_eq!(stream.finish().unwrap(), 9);
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub struct CaptureSummary {
     pub files: Vec<String>,
     /// Files that gave way to newer ones.
     pub files_removed: u64,
-    /// Bytes written, as they are on disk.
+    /// Bytes written, as they are on disk; into a pipe, before compression.
     pub bytes: u64,
     /// How often a trigger was set off, and by what first; `None` without a trigger.
     pub triggers: Option<u64>,
@@ -89,7 +89,7 @@ impl CaptureSummary {
         let mut row = |name: &str, value: String| {
             let _ = writeln!(text, "{name:<10} {value}");
         };
-        row("captured", format!("{:.3} s, {} bytes written", self.seconds, grouped(self.bytes)));
+        row("captured", format!("{:.3} s from first to last, {} bytes written", self.seconds, grouped(self.bytes)));
         if let Some(triggers) = self.triggers {
             row("triggers", grouped(triggers));
             for reason in &self.trigger_reasons {
