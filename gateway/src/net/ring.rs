@@ -9,7 +9,7 @@
 
 mod buffers;
 mod multishot;
-#[cfg(test)]
+#[cfg(all(test, not(feature = "loom")))]
 mod shared;
 mod submission;
 
@@ -24,7 +24,7 @@ use io_uring::{opcode, types};
 use mdgw_feeds::{identity::Line, time::MonoNs};
 
 pub use self::multishot::{MultishotIo, MultishotSet};
-#[cfg(test)]
+#[cfg(all(test, not(feature = "loom")))]
 pub(crate) use self::shared::SharedRingSet;
 use self::submission::{Request, Ring};
 use super::{
