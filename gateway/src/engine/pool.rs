@@ -110,7 +110,7 @@ impl<S: HandleSet + 'static, H: ChannelHandler> Dispatch<S, H> for Pool<S, H> {
 
 impl<S: HandleSet + 'static, H: ChannelHandler> Pool<S, H> {
     /// What each thread has done, in the order of their numbers.
-    #[cfg(test)]
+    #[cfg(all(test, not(feature = "loom")))]
     pub(super) fn thread_counts(&self) -> Vec<super::roles::Counts> {
         self.shared.gauges.iter().map(|gauges| gauges.counts()).collect()
     }

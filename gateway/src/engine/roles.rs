@@ -206,7 +206,7 @@ impl ThreadGauges {
     }
 
     /// What this thread alone has done.
-    #[cfg(test)]
+    #[cfg(all(test, not(feature = "loom")))]
     pub(super) fn counts(&self) -> Counts {
         let mut counts = Counts::default();
         self.add_to(&mut counts);
