@@ -102,79 +102,63 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Message by message.
+/// Message by message: what one touches is asked for at once, and applied at once.
 #[inline(never)]
 pub(crate) fn run_plain<S: OrderStore>(books: &mut OrderBooks<S>, day: &Day) -> u64 {
     let mut tops = 0;
     let mut block = day.bytes.as_slice();
     while let Some(message) = MoldUdp64::next_message(&mut block) {
+        ask_for(books, message);
         tops = apply(books, message, tops);
     }
     tops
 }
 
-/// As a replay can do it, which has the next packets at hand: before it applies a message it asks for the order and the
-/// stock of one a little further on, and for the best levels of one in between.
+/// As a replay can do it, which has the next packets at hand: before it applies a message it asks for what one a little
+/// further on touches.
 #[inline(never)]
 pub(crate) fn run_ahead<S: OrderStore>(books: &mut OrderBooks<S>, day: &Day) -> u64 {
     let mut block = day.bytes.as_slice();
-    let (mut far, mut near) = (block, block);
-    for _ in 0..ORDERS_AHEAD {
-        ask_for_order(books, &mut far);
-    }
-    for _ in 0..LEVELS_AHEAD {
-        ask_for_levels(books, &mut near);
+    let mut ahead = block;
+    for message in core::iter::from_fn(|| MoldUdp64::next_message(&mut ahead)).take(MESSAGES_AHEAD) {
+        ask_for(books, message);
     }
     let mut tops = 0;
     while let Some(message) = MoldUdp64::next_message(&mut block) {
-        ask_for_order(books, &mut far);
-        ask_for_levels(books, &mut near);
+        if let Some(message) = MoldUdp64::next_message(&mut ahead) {
+            ask_for(books, message);
+        }
         tops = apply(books, message, tops);
     }
     tops
 }
 
-/// Messages from the request for an order to its use, and from the request for best levels.
-const ORDERS_AHEAD: usize = 16;
-const LEVELS_AHEAD: usize = 6;
+/// Messages from a request for memory to its use.
+const MESSAGES_AHEAD: usize = 8;
 
 /// As a live channel has to do it: the same within each packet.
 #[inline(never)]
 pub(crate) fn run_ahead_in_packet<S: OrderStore>(books: &mut OrderBooks<S>, day: &Day) -> u64 {
     let mut tops = 0;
     for packet in day.packets() {
-        let (mut far, mut near) = (packet, packet);
-        while ask_for_order(books, &mut far) {}
-        while ask_for_levels(books, &mut near) {}
+        let mut ahead = packet;
+        while let Some(message) = MoldUdp64::next_message(&mut ahead) {
+            ask_for(books, message);
+        }
         tops = apply_packet(books, packet, tops);
     }
     tops
 }
 
-/// False at the end of the block.
+/// Asks the memory for the message's instrument and order.
 #[inline(always)]
-fn ask_for_order<S: OrderStore>(books: &OrderBooks<S>, block: &mut &[u8]) -> bool {
-    let Some(message) = MoldUdp64::next_message(block) else { return false };
+fn ask_for<S: OrderStore>(books: &OrderBooks<S>, message: &[u8]) {
     if let Some(touched) = itch50::touches(message) {
         books.prefetch_instrument(InstrumentIndex(u32::from(touched.stock_locate)));
         if let Some(order_id) = touched.order_reference_number {
             books.prefetch_order(order_id);
         }
     }
-    true
-}
-
-/// False at the end of the block.
-#[inline(always)]
-fn ask_for_levels<S: OrderStore>(books: &OrderBooks<S>, block: &mut &[u8]) -> bool {
-    let Some(message) = MoldUdp64::next_message(block) else { return false };
-    if let Some(touched) = itch50::touches(message) {
-        books.prefetch_tops(InstrumentIndex(u32::from(touched.stock_locate)));
-        if let Some(order_id) = touched.order_reference_number {
-            books.prefetch_displaced(order_id);
-        }
-    }
-    true
 }
 
 #[inline]

@@ -3,7 +3,8 @@
 //! Each side of a book is a *hot array* of its best levels, sorted with the best last and searched from there, and
 //! behind it, only if there are more, a tree of [deeper](super::deep) ones. An instrument has all of this but the tree in
 //! one piece of memory: a cache line with both best levels and the counts, then the hot arrays. So a message touches one
-//! page of it, and the first line alone answers what the top of book is.
+//! page of it, and the first line alone answers what the top of book is. Only how long the hot arrays are stands apart, in
+//! an array that is small enough to stay near: so a hint asks for a book's best levels without waiting for its first line.
 //!
 //! Inside, a price is kept as a *key*: the price itself for bids, its bitwise complement for asks. The better price is
 //! the larger key on both sides, so that neither search nor comparison asks for the side.
@@ -12,7 +13,7 @@
 //! levels at once and counts, and a level is put in or taken out by moving eight places, whether or not they are all in
 //! use. Below the worst level stand eight places that are worse than any price, so that there are always eight.
 
-use core::iter::Rev;
+use core::{hint::select_unpredictable, iter::Rev};
 
 use super::{
     BookFault, BookLimits, BookMarks, DEPTH_BEYOND, DEPTH_EXACT, InstrumentIndex, Level, LevelChange, PRICE_E9_MAX,
@@ -42,6 +43,8 @@ const _: () = assert!(HOT_MIN >= DEPTH_EXACT as usize && HOT_MIN + CHUNK / 2 <= 
 #[derive(Debug)]
 pub(super) struct Ladders {
     books: Vec<Book>,
+    /// Of each book's hot arrays: places in use, the first [`LANES`] among them.
+    lens: Vec<Sides<u16>>,
     chunks: Chunks<CHUNK>,
     level_count: u32,
     levels_max: u32,
@@ -57,8 +60,6 @@ struct Book {
     level_counts: Sides<u32>,
     deep_nodes: Sides<u32>,
     deep_heights: Sides<u16>,
-    /// Places in use, the first [`LANES`] among them.
-    lens: Sides<u16>,
     is_suspect: bool,
     is_crossed: bool,
     cross_check_off: bool,
@@ -75,13 +76,17 @@ struct Hot([Level; PLACES]);
 #[repr(C)]
 struct Sides<T>([T; 2]);
 
-/// What became of one level.
+/// What became of one level, whose price the caller knows. It fits two registers: through memory it would be written in
+/// parts and read as a whole, for which processors have to wait.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Touched {
     pub(super) depth: u32,
     pub(super) change: LevelChange,
-    pub(super) level: Level,
+    size: u32,
+    order_count: u32,
 }
+
+const _: () = assert!(size_of::<Result<Touched, BookFault>>() <= 16);
 
 /// Worse than any level. A real one has a size.
 const NO_LEVEL: Level = Level { price_e9: -KEY_LIMIT, size: 0, order_count: 0 };
@@ -95,11 +100,19 @@ const _: () = assert!(core::mem::offset_of!(Book, hot) == 64 && size_of::<Book>(
 
 impl Touched {
     /// What stands for a level that should be there and isn't; debug builds assert before.
-    pub(super) const NOTHING: Self = Self {
-        depth: DEPTH_BEYOND,
-        change: LevelChange::Removed,
-        level: Level { price_e9: 0, size: 0, order_count: 0 },
-    };
+    pub(super) const NOTHING: Self =
+        Self { depth: DEPTH_BEYOND, change: LevelChange::Removed, size: 0, order_count: 0 };
+
+    #[inline(always)]
+    fn new(depth: u32, change: LevelChange, level: Level) -> Self {
+        Self { depth, change, size: level.size, order_count: level.order_count }
+    }
+
+    /// The level afterwards.
+    #[inline(always)]
+    pub(super) fn level(self, price_e9: i64) -> Level {
+        Level { price_e9, size: self.size, order_count: self.order_count }
+    }
 }
 
 impl<T> Sides<T> {
@@ -122,17 +135,11 @@ impl Book {
         level_counts: Sides([0; 2]),
         deep_nodes: Sides([Root::EMPTY.node; 2]),
         deep_heights: Sides([Root::EMPTY.height; 2]),
-        lens: Sides([EMPTY_LEN; 2]),
         is_suspect: false,
         is_crossed: false,
         cross_check_off: false,
         hot: Sides([Hot([NO_LEVEL; PLACES]); 2]),
     };
-
-    #[inline(always)]
-    fn len(&self, side: Side) -> usize {
-        usize::from(*self.lens.of(side))
-    }
 
     #[inline(always)]
     fn is_out_of_order(&self) -> bool {
@@ -149,15 +156,15 @@ impl Book {
         *self.deep_heights.of_mut(side) = root.height;
     }
 
-    /// Levels in use, worst first.
+    /// The levels of a hot array of that length, worst first.
     #[inline]
-    fn levels(&self, side: Side) -> &[Level] {
-        self.hot.of(side).0.get(LANES..self.len(side)).unwrap_or(&[])
+    fn levels(&self, side: Side, len: u16) -> &[Level] {
+        self.hot.of(side).0.get(LANES..usize::from(len)).unwrap_or(&[])
     }
 
     /// The hot array is full: its worse half goes into the tree. False, and nothing done: the pool is used up.
     #[cold]
-    fn spill(&mut self, chunks: &mut Chunks<CHUNK>, side: Side) -> bool {
+    fn spill(&mut self, chunks: &mut Chunks<CHUNK>, side: Side, len: &mut u16) -> bool {
         let mut root = self.deep(side);
         let hot = &mut self.hot.of_mut(side).0;
         let Some(worse) = hot.get(LANES..LANES + SPILLED) else { return false };
@@ -165,16 +172,16 @@ impl Book {
             return false;
         }
         hot.copy_within(LANES + SPILLED.., LANES);
-        *self.lens.of_mut(side) -= SPILLED_LEN;
+        *len -= SPILLED_LEN;
         self.set_deep(side, root);
         true
     }
 
     /// The hot array is short: the best of the tree come up.
     #[cold]
-    fn refill(&mut self, chunks: &mut Chunks<CHUNK>, side: Side) {
+    fn refill(&mut self, chunks: &mut Chunks<CHUNK>, side: Side, hot_len: &mut u16) {
         let mut root = self.deep(side);
-        let mut len = self.len(side);
+        let mut len = usize::from(*hot_len);
         while len < LANES + HOT_MIN && !root.is_empty() {
             let mut better = [Level::default(); CHUNK / 2];
             let taken = chunks.take_best(&mut root, &mut better);
@@ -189,7 +196,7 @@ impl Book {
             len += taken;
         }
         self.set_deep(side, root);
-        *self.lens.of_mut(side) = u16::try_from(len).unwrap_or(EMPTY_LEN);
+        *hot_len = u16::try_from(len).unwrap_or(EMPTY_LEN);
     }
 }
 
@@ -252,6 +259,16 @@ fn is_less(key: i64, other: i64) -> usize {
     (key.wrapping_sub(other).cast_unsigned() >> 63) as usize
 }
 
+/// Without a branch, since nobody can foretell it, and without reading what was written a moment ago in parts.
+#[inline(always)]
+fn replace_if(top: &mut Level, condition: bool, level: Level) {
+    *top = Level {
+        price_e9: select_unpredictable(condition, level.price_e9, top.price_e9),
+        size: select_unpredictable(condition, level.size, top.size),
+        order_count: select_unpredictable(condition, level.order_count, top.order_count),
+    };
+}
+
 /// Turns a price of that side into its key, and back.
 #[inline(always)]
 fn key_of(side: Side, price_e9: i64) -> i64 {
@@ -264,6 +281,7 @@ impl Ladders {
         let levels_max = limits.levels_max as usize;
         Self {
             books: memory::touched(Book::EMPTY, limits.instruments_max as usize),
+            lens: memory::touched(Sides([EMPTY_LEN; 2]), limits.instruments_max as usize),
             chunks: Chunks::new(sides.min(levels_max / HOT_MIN), levels_max),
             level_count: 0,
             levels_max: limits.levels_max,
@@ -272,6 +290,7 @@ impl Ladders {
 
     pub(super) fn clear(&mut self) {
         self.books.fill(Book::EMPTY);
+        self.lens.fill(Sides([EMPTY_LEN; 2]));
         self.chunks.clear();
         self.level_count = 0;
     }
@@ -322,36 +341,43 @@ impl Ladders {
         size: u32,
         orders_gone: u32,
     ) -> Option<Touched> {
-        let book = self.books.get_mut(instrument.0 as usize)?;
+        let place = instrument.0 as usize;
+        let (book, lens) = (self.books.get_mut(place)?, self.lens.get_mut(place)?);
         let key = key_of(side, price_e9);
-        let len = book.len(side);
+        let hot_len = lens.of_mut(side);
+        let len = usize::from(*hot_len);
         let hot = book.hot.of_mut(side);
         let index = hot.search(len, key);
         let level = match hot.0.get_mut(index) {
             Some(level) if level.price_e9 == key && index >= LANES => level,
             _ => return self.take_deep(instrument, side, key, size, orders_gone),
         };
-        level.size = level.size.saturating_sub(size);
-        level.order_count = level.order_count.saturating_sub(orders_gone);
-        let level = Level { price_e9, ..*level };
+        let rest = Level {
+            size: level.size.saturating_sub(size),
+            order_count: level.order_count.saturating_sub(orders_gone),
+            ..*level
+        };
         let depth = depth_of(len, index);
-        if level.size > 0 {
-            debug_assert!(orders_gone == 0 || level.order_count > 0, "a level with size has orders");
-            *book.tops.of_mut(side) = hot.top(len);
-            return Some(Touched { depth, change: LevelChange::Changed, level });
+        let is_top = index + 1 == len;
+        if rest.size > 0 {
+            debug_assert!(orders_gone == 0 || rest.order_count > 0, "a level with size has orders");
+            *level = rest;
+            replace_if(book.tops.of_mut(side), is_top, rest);
+            return Some(Touched::new(depth, LevelChange::Changed, rest));
         }
+        let next = hot.top(len - 1);
         hot.close(len, index);
-        *book.tops.of_mut(side) = hot.top(len - 1);
-        *book.lens.of_mut(side) -= 1;
+        replace_if(book.tops.of_mut(side), is_top, next);
+        *hot_len -= 1;
         *book.level_counts.of_mut(side) -= 1;
         self.level_count -= 1;
         if len <= LANES + HOT_MIN && !book.deep(side).is_empty() {
-            book.refill(&mut self.chunks, side);
+            book.refill(&mut self.chunks, side, hot_len);
         }
         if book.is_crossed {
             book.is_crossed = book.is_out_of_order();
         }
-        Some(Touched { depth, change: LevelChange::Removed, level })
+        Some(Touched::new(depth, LevelChange::Removed, rest))
     }
 
     /// Removes a level.
@@ -412,27 +438,29 @@ impl Ladders {
 
     #[inline]
     pub(super) fn view(&self, instrument: InstrumentIndex) -> BookView<'_> {
-        BookView { chunks: &self.chunks, book: self.books.get(instrument.0 as usize) }
+        let place = instrument.0 as usize;
+        BookView { chunks: &self.chunks, book: self.books.get(place).zip(self.lens.get(place)) }
     }
 
-    #[inline]
+    /// Asks for the first line and for what a search from the best levels on reads first, on both sides.
+    #[inline(always)]
     pub(super) fn prefetch(&self, instrument: InstrumentIndex) {
-        prefetch::element(&self.books, instrument.0 as usize);
-    }
-
-    /// Reads the instrument's first line and asks for the best levels of both sides.
-    #[inline]
-    pub(super) fn prefetch_tops(&self, instrument: InstrumentIndex) {
-        let Some(book) = self.books.get(instrument.0 as usize) else { return };
+        let place = instrument.0 as usize;
+        let (Some(book), Some(lens)) = (self.books.get(place), self.lens.get(place)) else { return };
+        prefetch::element(&self.books, place);
         for side in Side::BOTH {
-            let len = book.len(side);
-            prefetch::element(&book.hot.of(side).0, len.wrapping_sub(1));
-            prefetch::element(&book.hot.of(side).0, len.wrapping_sub(1 + LEVELS_PER_LINE));
+            let len = usize::from(*lens.of(side));
+            let hot = &book.hot.of(side).0;
+            prefetch::element(hot, len.wrapping_sub(LANES));
+            prefetch::element(hot, len.wrapping_sub(LANES - LEVELS_PER_LINE));
+            prefetch::element(hot, len);
         }
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.books.capacity() * size_of::<Book>() + self.chunks.memory_bytes()
+        self.books.capacity() * size_of::<Book>()
+            + self.lens.capacity() * size_of::<Sides<u16>>()
+            + self.chunks.memory_bytes()
     }
 
     #[inline(always)]
@@ -444,23 +472,28 @@ impl Ladders {
         new: Level,
         update: impl FnOnce(&mut Level) -> Result<(), BookFault>,
     ) -> Result<Touched, BookFault> {
-        let book = self.books.get_mut(instrument.0 as usize).ok_or(BookFault::InstrumentUnknown)?;
+        let place = instrument.0 as usize;
+        let (Some(book), Some(lens)) = (self.books.get_mut(place), self.lens.get_mut(place)) else {
+            return Err(BookFault::InstrumentUnknown);
+        };
         if !(-PRICE_E9_MAX..=PRICE_E9_MAX).contains(&price_e9) {
             return Err(BookFault::PriceOutOfRange);
         }
         let key = key_of(side, price_e9);
         let keyed = Level { price_e9: key, ..new };
-        let len = book.len(side);
+        let hot_len = lens.of_mut(side);
+        let len = usize::from(*hot_len);
         let hot = book.hot.of_mut(side);
         let index = hot.search(len, key);
         if let Some(level) = hot.0.get_mut(index)
             && level.price_e9 == key
             && index >= LANES
         {
-            update(level)?;
-            let level = Level { price_e9, ..*level };
-            *book.tops.of_mut(side) = hot.top(len);
-            return Ok(Touched { depth: depth_of(len, index), change: LevelChange::Changed, level });
+            let mut updated = *level;
+            update(&mut updated)?;
+            *level = updated;
+            replace_if(book.tops.of_mut(side), index + 1 == len, updated);
+            return Ok(Touched::new(depth_of(len, index), LevelChange::Changed, updated));
         }
         if len == PLACES || index < LANES && !book.deep(side).is_empty() {
             return self.upsert_slow(instrument, side, keyed, update);
@@ -472,11 +505,11 @@ impl Ladders {
         let index = index.max(LANES - 1) + 1;
         let hot = book.hot.of_mut(side);
         hot.open(len, index, keyed);
-        *book.tops.of_mut(side) = hot.top(len + 1);
-        *book.lens.of_mut(side) += 1;
+        replace_if(book.tops.of_mut(side), index == len, keyed);
+        *hot_len += 1;
         *book.level_counts.of_mut(side) += 1;
         self.level_count += 1;
-        Ok(Touched { depth: depth_of(len + 1, index), change: LevelChange::Added, level: new })
+        Ok(Touched::new(depth_of(len + 1, index), LevelChange::Added, keyed))
     }
 
     /// A level that is not in the hot array, where that is full or there is a tree.
@@ -488,28 +521,30 @@ impl Ladders {
         keyed: Level,
         update: impl FnOnce(&mut Level) -> Result<(), BookFault>,
     ) -> Result<Touched, BookFault> {
-        let book = self.books.get_mut(instrument.0 as usize).ok_or(BookFault::InstrumentUnknown)?;
+        let place = instrument.0 as usize;
+        let (Some(book), Some(lens)) = (self.books.get_mut(place), self.lens.get_mut(place)) else {
+            return Err(BookFault::InstrumentUnknown);
+        };
+        let hot_len = lens.of_mut(side);
         let key = keyed.price_e9;
-        let level = Level { price_e9: key_of(side, key), ..keyed };
-        let is_deep = book.levels(side).first().is_some_and(|worst| key < worst.price_e9);
+        let is_deep = book.levels(side, *hot_len).first().is_some_and(|worst| key < worst.price_e9);
         let mut root = book.deep(side);
         if is_deep && let Some(level) = self.chunks.find_mut(root, key) {
             update(level)?;
-            let level = Level { price_e9: key_of(side, key), ..*level };
-            return Ok(Touched { depth: DEPTH_BEYOND, change: LevelChange::Changed, level });
+            return Ok(Touched::new(DEPTH_BEYOND, LevelChange::Changed, *level));
         }
         if self.level_count >= self.levels_max {
             return Err(BookFault::LevelsFull);
         }
         let mut depth = DEPTH_BEYOND;
         let is_deep = is_deep && !root.is_empty();
-        if !is_deep && book.len(side) == PLACES {
-            if !book.spill(&mut self.chunks, side) {
+        if !is_deep && usize::from(*hot_len) == PLACES {
+            if !book.spill(&mut self.chunks, side, hot_len) {
                 return Err(BookFault::LevelsFull);
             }
             root = book.deep(side);
         }
-        let len = book.len(side);
+        let len = usize::from(*hot_len);
         let hot = book.hot.of_mut(side);
         let index = hot.search(len, key);
         if is_deep || index < LANES {
@@ -522,11 +557,11 @@ impl Ladders {
             hot.open(len, index + 1, keyed);
             depth = depth_of(len + 1, index + 1);
             *book.tops.of_mut(side) = hot.top(len + 1);
-            *book.lens.of_mut(side) += 1;
+            *hot_len += 1;
         }
         *book.level_counts.of_mut(side) += 1;
         self.level_count += 1;
-        Ok(Touched { depth, change: LevelChange::Added, level })
+        Ok(Touched::new(depth, LevelChange::Added, keyed))
     }
 
     #[cold]
@@ -543,7 +578,7 @@ impl Ladders {
         let level = self.chunks.find_mut(root, key)?;
         level.size = level.size.saturating_sub(size);
         level.order_count = level.order_count.saturating_sub(orders_gone);
-        let level = Level { price_e9: key_of(side, key), ..*level };
+        let level = *level;
         let mut change = LevelChange::Changed;
         if level.size == 0 {
             self.chunks.remove(&mut root, key);
@@ -552,7 +587,7 @@ impl Ladders {
             self.level_count -= 1;
             change = LevelChange::Removed;
         }
-        Some(Touched { depth: DEPTH_BEYOND, change, level })
+        Some(Touched::new(DEPTH_BEYOND, change, level))
     }
 }
 
@@ -570,14 +605,16 @@ fn depth_of(len: usize, index: usize) -> u32 {
 #[derive(Clone, Copy, Debug)]
 pub struct BookView<'a> {
     chunks: &'a Chunks<CHUNK>,
-    book: Option<&'a Book>,
+    book: Option<(&'a Book, &'a Sides<u16>)>,
 }
 
 impl<'a> BookView<'a> {
     /// Levels of a side, best first.
     #[must_use]
     pub fn levels(&self, side: Side) -> Levels<'a> {
-        let (hot, root) = self.book.map_or((&[][..], Root::EMPTY), |book| (book.levels(side), book.deep(side)));
+        let (hot, root) = self
+            .book
+            .map_or((&[][..], Root::EMPTY), |(book, lens)| (book.levels(side, *lens.of(side)), book.deep(side)));
         Levels { hot: hot.iter().rev(), chunks: self.chunks, root, deep: None, side }
     }
 
@@ -585,7 +622,7 @@ impl<'a> BookView<'a> {
     #[must_use]
     #[inline]
     pub fn top(&self, side: Side) -> Option<Level> {
-        let level = self.book?.tops.of(side);
+        let level = self.book?.0.tops.of(side);
         (level.size > 0).then(|| Level { price_e9: key_of(side, level.price_e9), ..*level })
     }
 
@@ -593,14 +630,14 @@ impl<'a> BookView<'a> {
     #[must_use]
     #[inline]
     pub fn level_count(&self, side: Side) -> u32 {
-        self.book.map_or(0, |book| *book.level_counts.of(side))
+        self.book.map_or(0, |(book, _)| *book.level_counts.of(side))
     }
 
     /// Whether the book may differ from the venue's: after a fault or a gap, until it is rebuilt or cleared.
     #[must_use]
     #[inline]
     pub fn is_suspect(&self) -> bool {
-        self.book.is_some_and(|book| book.is_suspect)
+        self.book.is_some_and(|(book, _)| book.is_suspect)
     }
 }
 
@@ -635,7 +672,7 @@ impl Ladders {
     pub(super) fn check(&self, instrument: InstrumentIndex) {
         let book = &self.books[instrument.0 as usize];
         for side in Side::BOTH {
-            let hot = book.levels(side);
+            let hot = book.levels(side, *self.lens[instrument.0 as usize].of(side));
             let deep = self.chunks.check(book.deep(side));
             assert!(book.hot.of(side).0[..LANES].iter().all(|level| *level == NO_LEVEL));
             assert!(hot.windows(2).all(|pair| pair[0].price_e9 < pair[1].price_e9));

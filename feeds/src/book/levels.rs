@@ -55,7 +55,7 @@ impl LevelBooks {
                 remaining: size,
                 depth: touched.depth,
                 level_change: touched.change,
-                level: touched.level,
+                level: touched.level(price_e9),
                 fault: None,
             }),
             Err(fault) => Err(self.fault(instrument, fault)),
@@ -109,16 +109,10 @@ impl LevelBooks {
         self.ladders.view(instrument)
     }
 
-    /// A hint that this instrument's book will be touched soon.
+    /// A hint that this instrument's book will be touched soon, near its top.
     #[inline]
     pub fn prefetch_instrument(&self, instrument: InstrumentIndex) {
         self.ladders.prefetch(instrument);
-    }
-
-    /// A second hint, once the first has had its effect: the best levels of that instrument.
-    #[inline]
-    pub fn prefetch_tops(&self, instrument: InstrumentIndex) {
-        self.ladders.prefetch_tops(instrument);
     }
 
     /// Switches the check for a crossed book; it is on until then.

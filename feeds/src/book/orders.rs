@@ -226,22 +226,10 @@ impl<S: OrderStore> OrderBooks<S> {
         self.store.prefetch(order_id);
     }
 
-    /// A hint that this instrument's book will be touched soon.
+    /// A hint that this instrument's book will be touched soon, near its top.
     #[inline]
     pub fn prefetch_instrument(&self, instrument: InstrumentIndex) {
         self.ladders.prefetch(instrument);
-    }
-
-    /// A second hint, once the first has had its effect: what an addition of that order touches beyond its place.
-    #[inline]
-    pub fn prefetch_displaced(&self, order_id: u64) {
-        self.store.prefetch_displaced(order_id);
-    }
-
-    /// A second hint, once the first has had its effect: the best levels of that instrument.
-    #[inline]
-    pub fn prefetch_tops(&self, instrument: InstrumentIndex) {
-        self.ladders.prefetch_tops(instrument);
     }
 
     /// Switches the check for a crossed book; it is on until then.
@@ -320,8 +308,6 @@ impl<S: OrderStore> OrderBooks<S> {
 
     #[inline(always)]
     fn resting(&mut self, instrument: InstrumentIndex, order_id: u64) -> Result<(Slot, Order), BookFault> {
-        // Both may be far off in memory: asked for together, they are waited for once.
-        self.ladders.prefetch(instrument);
         let Some(slot) = self.store.find(order_id) else {
             return Err(self.fault(instrument, BookFault::UnknownOrder));
         };
@@ -360,7 +346,7 @@ fn change_of(order: &Order, size: u32, remaining: u32, touched: Touched) -> Chan
         remaining,
         depth: touched.depth,
         level_change: touched.change,
-        level: touched.level,
+        level: touched.level(order.price_e9),
         fault: None,
     }
 }

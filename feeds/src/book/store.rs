@@ -37,11 +37,6 @@ pub trait OrderStore {
     /// Asks for the memory where that order is or would be.
     fn prefetch(&self, order_id: u64);
 
-    /// A second hint, once the first has had its effect: asks for the memory that an insertion of that id needs beyond
-    /// its own place.
-    #[inline(always)]
-    fn prefetch_displaced(&self, _order_id: u64) {}
-
     /// Live orders.
     fn len(&self) -> usize;
 

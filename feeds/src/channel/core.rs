@@ -24,10 +24,7 @@ pub(super) trait Core {
     /// First pass over a packet: asks the memory for what the message will touch. Changes nothing.
     fn prefetch(&self, message: &[u8]);
 
-    /// Pass between the two, when what [`Self::prefetch`] asked for is on its way: asks for what only that can lead to.
-    fn prefetch_behind(&self, message: &[u8]);
-
-    /// Last pass: applies one message and leaves its records in [`Self::records`].
+    /// Second pass: applies one message and leaves its records in [`Self::records`].
     ///
     /// # Errors
     /// Why the message could not be understood. Nothing was applied and there are no records.

@@ -427,15 +427,6 @@ impl<S: OrderStore> Core for ItchCore<S> {
         }
     }
 
-    fn prefetch_behind(&self, message: &[u8]) {
-        if let Some(touched) = itch50::touches(message) {
-            self.books.prefetch_tops(InstrumentIndex(u32::from(touched.stock_locate)));
-            if let Some(order_id) = touched.order_reference_number {
-                self.books.prefetch_displaced(order_id);
-            }
-        }
-    }
-
     fn apply(&mut self, message: &[u8], sequence: Sequence) -> Result<Applied, DropReason> {
         self.records.clear();
         let message = Message::parse(message).inspect_err(|reason| {

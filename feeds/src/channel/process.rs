@@ -27,8 +27,7 @@ pub(super) struct Process<'c, C> {
 }
 
 impl<C: Core> Process<'_, C> {
-    /// Three passes over the packet: two ask the memory for what the last one will touch, the second of them for what
-    /// the first one's answers lead to. False where a message could not be understood that a book should have had.
+    /// Two passes over the packet: the first asks the memory for what the second will touch. False where a message could not be understood that a book should have had.
     #[allow(clippy::too_many_arguments, reason = "the fields of one delivery")]
     pub(super) fn packet<S: FrameSink>(
         &mut self,
@@ -43,10 +42,6 @@ impl<C: Core> Process<'_, C> {
         let mut ahead = block;
         while let Some(message) = C::Transport::next_message(&mut ahead) {
             self.core.prefetch(message);
-        }
-        let mut behind = block;
-        while let Some(message) = C::Transport::next_message(&mut behind) {
-            self.core.prefetch_behind(message);
         }
         let mut rest = block;
         let (mut sequence, mut is_whole) = (first, true);

@@ -117,8 +117,6 @@ impl Core for TopsCore {
 
     fn prefetch(&self, _message: &[u8]) {}
 
-    fn prefetch_behind(&self, _message: &[u8]) {}
-
     fn apply(&mut self, message: &[u8], sequence: Sequence) -> Result<Applied, DropReason> {
         self.channel.records.clear();
         let message = Message::parse(message).inspect_err(|reason| {

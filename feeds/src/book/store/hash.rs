@@ -3,10 +3,10 @@
 //! Entries are 32 bytes, two to a cache line, and at most two thirds of the places are used: 48 bytes per order. An
 //! order beyond that is refused ([`BookFault::OrdersFull`]) and its book is suspect from then on.
 //!
-//! **Homes.** Four neighbouring ids share a block of four places, eight neighbouring blocks a region of 32 blocks (4 KB).
-//! Which region, and where in it, are the upper parts of products with two odd numbers. So the orders of the last moments
-//! rest on a few pages of memory, whose addresses the processor still knows, and fill no region by more than a quarter
-//! at once; other ids spread as by chance.
+//! **Homes.** 32 neighbouring ids share a region of 128 places (4 KB), spread over it as evenly as can be. Which region, and
+//! where in it, are the upper parts of products with two odd numbers. So the orders of the last moments rest on a few
+//! pages of memory, whose addresses the processor still knows, and fill no region by more than a quarter at once; other
+//! ids spread as by chance.
 //!
 //! **Counts.** An order that finds its home taken goes on to the next vacant place and adds one to the count of each
 //! place that it passes; when it goes, it takes them back. So a search ends where nobody passed, and a removal moves
@@ -31,36 +31,37 @@ pub struct HashStore {
     places: Vec<Order>,
     len: usize,
     len_max: usize,
-    /// For regions, and for the blocks within one. They differ, or a region's ids would all come to the same blocks of it.
+    /// For regions, and for the places within one. They differ, or a region's ids would all come to the same places of it.
     multipliers: [u64; 2],
     /// Whole regions in the table.
     regions: usize,
-    /// log2 of the blocks in a region.
+    /// log2 of the places in a region.
     region_bits: u32,
 }
 
-/// Neighbouring ids that rest beside each other: two cache lines, which processors fetch in pairs.
-const BLOCK: usize = 4;
-const BLOCK_BITS: u32 = BLOCK.ilog2();
+/// So many additions ahead, where ids come in order, the memory of one is asked for.
+const IDS_AHEAD: u64 = 8;
 
-/// log2 of the blocks in a region, but for tables of a few regions: there a region is a block.
-const REGION_BITS: u32 = 5;
+const PLACES_PER_LINE: usize = 64 / size_of::<Order>();
+
+/// log2 of the places in a region, but for tables of a few regions: there a region is a place.
+const REGION_BITS: u32 = 7;
 const REGIONS_MIN: usize = 64;
 
 /// log2 of a region's part that the ids of one group come to.
 const PART_BITS: u32 = 2;
 
-/// Odd numbers near 2^64 times an irrational number, the second one divided by the golden ratio: neighbouring blocks come
-/// as far apart as can be.
+/// Odd numbers near 2^64 times an irrational number, the second one divided by the golden ratio: neighbouring ids come as
+/// far apart as can be.
 const MULTIPLIERS: [u64; 2] = [0xd1b5_4a32_d192_ed03, 0x9e37_79b9_7f4a_7c15];
 
 impl HashStore {
     pub(super) fn with_len_max(len_max: usize, seed: u64) -> Self {
-        let blocks = (len_max + len_max / 2) / BLOCK;
-        let region_bits = if blocks >> REGION_BITS < REGIONS_MIN { 0 } else { REGION_BITS };
-        let regions = (blocks >> region_bits) + 1;
+        let places = len_max + len_max / 2;
+        let region_bits = if places >> REGION_BITS < REGIONS_MIN { 0 } else { REGION_BITS };
+        let regions = (places >> region_bits) + 1;
         Self {
-            places: memory::touched(Order::VACANT, (regions << region_bits) * BLOCK),
+            places: memory::touched(Order::VACANT, regions << region_bits),
             regions,
             region_bits,
             len: 0,
@@ -71,12 +72,43 @@ impl HashStore {
 
     #[inline(always)]
     fn home(&self, order_id: u64) -> usize {
-        let block_id = order_id >> BLOCK_BITS;
-        let [for_region, for_block] = self.multipliers;
-        let group = block_id >> self.region_bits.saturating_sub(PART_BITS);
+        let [for_region, for_place] = self.multipliers;
+        let group = order_id >> self.region_bits.saturating_sub(PART_BITS);
         let region = scale(group.wrapping_mul(for_region), self.regions);
-        let block = block_id.wrapping_mul(for_block) >> 1 >> (63 - self.region_bits);
-        ((region << self.region_bits) + block as usize) * BLOCK + place_in_block(order_id)
+        let place = order_id.wrapping_mul(for_place) >> 1 >> (63 - self.region_bits);
+        (region << self.region_bits) + place as usize
+    }
+
+    /// Inserts, and asks for nothing.
+    #[inline(always)]
+    pub(super) fn put(&mut self, order: Order) -> Result<(), BookFault> {
+        let home = self.home(order.id);
+        let mut vacant = None;
+        let mut index = home;
+        for _ in 0..PROBES_MAX {
+            let Some(place) = self.places.get(index) else { break };
+            if place.size == 0 {
+                vacant.get_or_insert(index);
+            } else if place.id == order.id {
+                return Err(BookFault::DuplicateOrder);
+            }
+            if vacant.is_some() && place.passed() == 0 {
+                break;
+            }
+            index = self.following(index);
+        }
+        if self.len >= self.len_max {
+            return Err(BookFault::OrdersFull);
+        }
+        let index = vacant.ok_or(BookFault::OrderProbesExceeded)?;
+        if let Some(place) = self.places.get_mut(index) {
+            *place = Order { priority_passed: order.priority_passed | place.passed(), ..order };
+        }
+        if index != home {
+            self.change_passed(home, index, |passed| passed + 1);
+        }
+        self.len += 1;
+        Ok(())
     }
 
     /// Places in the order of a search: from `first` to the end, then from the start.
@@ -136,33 +168,8 @@ impl OrderStore for HashStore {
 
     #[inline(always)]
     fn insert(&mut self, order: Order) -> Result<(), BookFault> {
-        let home = self.home(order.id);
-        let mut vacant = None;
-        let mut index = home;
-        for _ in 0..PROBES_MAX {
-            let Some(place) = self.places.get(index) else { break };
-            if place.size == 0 {
-                vacant.get_or_insert(index);
-            } else if place.id == order.id {
-                return Err(BookFault::DuplicateOrder);
-            }
-            if vacant.is_some() && place.passed() == 0 {
-                break;
-            }
-            index = self.following(index);
-        }
-        if self.len >= self.len_max {
-            return Err(BookFault::OrdersFull);
-        }
-        let index = vacant.ok_or(BookFault::OrderProbesExceeded)?;
-        if let Some(place) = self.places.get_mut(index) {
-            *place = Order { priority_passed: order.priority_passed | place.passed(), ..order };
-        }
-        if index != home {
-            self.change_passed(home, index, |passed| passed + 1);
-        }
-        self.len += 1;
-        Ok(())
+        self.prefetch(order.id.wrapping_add(IDS_AHEAD));
+        self.put(order)
     }
 
     #[inline(always)]
@@ -177,9 +184,12 @@ impl OrderStore for HashStore {
         }
     }
 
+    /// Two lines: one order in five rests beyond the line of its home, one in 25 beyond the next.
     #[inline(always)]
     fn prefetch(&self, order_id: u64) {
-        prefetch::element(&self.places, self.home(order_id));
+        let home = self.home(order_id);
+        prefetch::element(&self.places, home);
+        prefetch::element(&self.places, home + PLACES_PER_LINE);
     }
 
     fn len(&self) -> usize {
@@ -219,12 +229,6 @@ impl Order {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "less than the size of a block")]
-#[inline]
-fn place_in_block(order_id: u64) -> usize {
-    (order_id % BLOCK as u64) as usize
-}
-
 /// `number` as a fraction of 2^64, times `count`.
 #[expect(clippy::cast_possible_truncation, reason = "the product's upper half is below `count`")]
 #[inline]
@@ -251,7 +255,7 @@ mod tests {
         for _ in 0..6 {
             inverse = inverse.wrapping_mul(2_u64.wrapping_sub(store.multipliers[0].wrapping_mul(inverse)));
         }
-        let group_ids = 1 << (store.region_bits.saturating_sub(PART_BITS) + BLOCK_BITS);
+        let group_ids = 1 << store.region_bits.saturating_sub(PART_BITS);
         let groups = (0_u64..).map(|product| product.wrapping_mul(inverse)).filter(|group| group.leading_zeros() > 8);
         let ids = groups.flat_map(|group| (0..group_ids).map(move |id| group * group_ids + id));
         ids.filter(|id| store.home(*id) == 0).take(count).collect()

@@ -26,6 +26,9 @@ pub struct WindowStore {
     id_max: Option<u64>,
 }
 
+/// So many additions ahead, where the ids are dense, an order that will lose its place is asked for.
+const DISPLACED_AHEAD: u64 = 8;
+
 /// Slots from here on are those of the hash store.
 const ELDERS: usize = 1 << 32;
 
@@ -34,6 +37,35 @@ impl WindowStore {
     #[inline(always)]
     fn place(&self, order_id: u64) -> usize {
         (order_id & self.mask) as usize
+    }
+
+    /// Whether the order, if it rests at all, is one that has lost its place by now, where ids are dense.
+    #[inline(always)]
+    fn is_elder(&self, order_id: u64) -> bool {
+        self.id_max.is_some_and(|id_max| order_id.saturating_add(self.mask) < id_max)
+    }
+
+    /// Where ids are dense, the next additions are known, and so are the orders that will lose their places to them.
+    #[inline(always)]
+    fn prefetch_displaced(&self, order_id: u64) {
+        prefetch::element(&self.window, self.place(order_id.wrapping_add(2 * DISPLACED_AHEAD)));
+        if let Some(place) = self.window.get(self.place(order_id.wrapping_add(DISPLACED_AHEAD)))
+            && place.size != 0
+        {
+            self.elders.prefetch(place.id);
+        }
+    }
+
+    #[inline(always)]
+    fn find_in_window(&self, order_id: u64) -> Option<Slot> {
+        let index = self.place(order_id);
+        let order = self.window.get(index)?;
+        (order.id == order_id && order.size != 0).then_some(Slot(index))
+    }
+
+    #[inline(always)]
+    fn find_elder(&self, order_id: u64) -> Option<Slot> {
+        self.elders.find(order_id).map(|slot| Slot(slot.0 + ELDERS))
     }
 }
 
@@ -60,12 +92,12 @@ impl OrderStore for WindowStore {
 
     #[inline(always)]
     fn find(&self, order_id: u64) -> Option<Slot> {
-        let index = self.place(order_id);
-        let order = self.window.get(index)?;
-        if order.id == order_id && order.size != 0 {
-            return Some(Slot(index));
+        // Each look may have to wait for memory: the likelier one comes first.
+        if self.is_elder(order_id) {
+            self.find_elder(order_id).or_else(|| self.find_in_window(order_id))
+        } else {
+            self.find_in_window(order_id).or_else(|| self.find_elder(order_id))
         }
-        self.elders.find(order_id).map(|slot| Slot(slot.0 + ELDERS))
     }
 
     #[inline(always)]
@@ -101,11 +133,12 @@ impl OrderStore for WindowStore {
         if place.size == 0 {
             self.window_len += 1;
         } else {
-            self.elders.insert(*place)?;
+            self.elders.put(*place)?;
         }
         *place = order;
         if is_latest {
             self.id_max = Some(order.id);
+            self.prefetch_displaced(order.id);
         }
         Ok(())
     }
@@ -125,20 +158,10 @@ impl OrderStore for WindowStore {
 
     #[inline(always)]
     fn prefetch(&self, order_id: u64) {
-        prefetch::element(&self.window, self.place(order_id));
-        // Only an order that is older than the window can be elsewhere.
-        if self.id_max.is_some_and(|id_max| order_id.saturating_add(self.mask) < id_max) {
+        if self.is_elder(order_id) {
             self.elders.prefetch(order_id);
-        }
-    }
-
-    #[inline(always)]
-    fn prefetch_displaced(&self, order_id: u64) {
-        if let Some(place) = self.window.get(self.place(order_id))
-            && place.size != 0
-            && self.id_max.is_some_and(|id_max| order_id > id_max)
-        {
-            self.elders.prefetch(place.id);
+        } else {
+            prefetch::element(&self.window, self.place(order_id));
         }
     }
 
