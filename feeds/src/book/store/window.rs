@@ -158,10 +158,10 @@ impl OrderStore for WindowStore {
 
     #[inline(always)]
     fn prefetch(&self, order_id: u64) {
+        // Where ids are not dense, the window has old orders too.
+        prefetch::element(&self.window, self.place(order_id));
         if self.is_elder(order_id) {
             self.elders.prefetch(order_id);
-        } else {
-            prefetch::element(&self.window, self.place(order_id));
         }
     }
 
