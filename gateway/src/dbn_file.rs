@@ -1,16 +1,23 @@
 //! DBN files: version 3, with the symbols of their instruments in the metadata, as the official tools read them.
 //!
 //! Metadata stands at the front and names every instrument, but the names are only known at the end. So records go to
-//! a spool first, and the file is put together when it is finished. It appears under its name whole or not at all: it
-//! is made beside its final place and renamed. (Not synced: it survives a crash of the program, not of the machine.)
+//! a spool first, and the file is put together when it is finished. It appears under its name at once: it is made beside its
+//! final place and renamed. (Not synced: it survives a crash of the program, not of the machine.)
+//!
+//! Where it can't be written to its end (a full disk, mostly), as many records as fit are kept, in a file that is whole:
+//! with its metadata, which then tell of symbols and times of a few records more. Compressed it needs an end, so
+//! that one whose end can't be written isn't kept.
 //!
 //! Everything in the file is a function of what was handed in: `start` is the earliest time of its records (`ts_recv`,
 //! or `ts_event` where there is none), `end` the latest and one nanosecond.
 
+mod spool;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
+    env, fmt,
     fs::{self, File},
-    io::{self, BufWriter, Seek, Write},
+    io,
     num::NonZeroU64,
     os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
@@ -20,7 +27,10 @@ use dbn::{
     MappingInterval, Metadata, RType, SType, Schema, SymbolMapping, UNDEF_TIMESTAMP, encode::dbn::MetadataEncoder,
 };
 use mdgw_feeds::{identity::InstrumentId, time::TradingDate};
+use tempfile::NamedTempFile;
 use time::{Date, OffsetDateTime};
+
+use self::spool::{Compression, Poured, Spool, Spooled, has_no_room, pour};
 
 /// What the metadata tells and the records don't.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,9 +47,8 @@ pub struct DbnFileWriter {
     destination: Destination,
     compression: Compression,
     options: DbnFileOptions,
-    spool: BufWriter<File>,
-    spool_bytes: u64,
-    record_count: u64,
+    spool: Spool,
+    record_bytes: u64,
     /// Earliest and latest time by which consumers look a record's symbol up: `ts_recv`, else `ts_event`.
     indexed: Option<(u64, u64)>,
     mappings: BTreeMap<String, BTreeSet<(TradingDate, InstrumentId)>>,
@@ -56,6 +65,38 @@ pub struct DbnFileSummary {
     pub bytes: u64,
 }
 
+/// A file that could not be written to its end.
+#[derive(Debug, thiserror::Error)]
+#[error("write {name}, {}", Told(*.kept))]
+pub struct DbnFileError {
+    /// What it was to be called.
+    pub name: String,
+    /// What is there of it under its name; `None`: nothing.
+    pub kept: Option<DbnFileKept>,
+    /// What went wrong first.
+    pub source: io::Error,
+}
+
+/// The part of a file that could be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DbnFileKept {
+    /// Records, from the first one on.
+    pub record_count: u64,
+    /// Bytes of the file.
+    pub bytes: u64,
+}
+
+struct Told(Option<DbnFileKept>);
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(DbnFileKept { record_count, bytes }) => write!(f, "after {record_count} records, at byte {bytes}"),
+            None => f.write_str("nothing of which could be kept"),
+        }
+    }
+}
+
 impl DbnFileWriter {
     /// Begins a file at `path`; compressed when its name ends in `.zst`. `-` is standard output. A device or a pipe is
     /// written to in place.
@@ -66,7 +107,9 @@ impl DbnFileWriter {
         let destination = Destination::of(path)?;
         let spool = match &destination {
             Destination::File { folder, .. } => tempfile::tempfile_in(folder)?,
-            Destination::InPlace(_) | Destination::StandardOutput => tempfile::tempfile()?,
+            Destination::InPlace(_) | Destination::StandardOutput => {
+                tempfile::tempfile().map_err(|error| in_temporary_folder(&error))?
+            }
         };
         Ok(Self {
             destination,
@@ -76,20 +119,11 @@ impl DbnFileWriter {
                 Compression::None
             },
             options,
-            spool: BufWriter::with_capacity(SPOOL_BUFFER_BYTES, spool),
-            spool_bytes: 0,
-            record_count: 0,
+            spool: Spool::new(spool),
+            record_bytes: 0,
             indexed: None,
             mappings: BTreeMap::new(),
         })
-    }
-
-    /// What the file is to be called, for messages.
-    pub(crate) fn name(&self) -> String {
-        match &self.destination {
-            Destination::File { path, .. } | Destination::InPlace(path) => path.display().to_string(),
-            Destination::StandardOutput => "standard output".to_owned(),
-        }
     }
 
     /// Names the dataset after all.
@@ -97,22 +131,31 @@ impl DbnFileWriter {
         dataset.clone_into(&mut self.options.dataset);
     }
 
-    /// Appends one whole record.
-    ///
-    /// # Errors
-    /// The spool's: most likely there is no space left.
-    pub fn record(&mut self, bytes: &[u8]) -> io::Result<()> {
+    /// Appends one whole record. After a failure it appends none any more: [`Self::has_failed`] tells, [`Self::finish`]
+    /// says why.
+    pub fn record(&mut self, bytes: &[u8]) {
+        self.spool.push(bytes);
+        if self.has_failed() {
+            return;
+        }
         if let Some(ts_event) = timestamp_at(bytes, TS_EVENT_AT) {
             let ts_recv = ts_recv_at(bytes).and_then(|offset| timestamp_at(bytes, offset));
             self.indexed = Some(widened(self.indexed, ts_recv.unwrap_or(ts_event)));
         }
-        self.record_count += 1;
-        self.spool_bytes += bytes.len() as u64;
-        self.spool.write_all(bytes)
+        self.record_bytes += bytes.len() as u64;
+    }
+
+    /// Whether there is no room for more records, so that it is time to finish.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.spool.has_failed()
     }
 
     /// An instrument has that symbol on that day. Bytes that are no printable ASCII are escaped.
     pub fn mapping(&mut self, symbol: &[u8], instrument: InstrumentId, date: TradingDate) {
+        if self.has_failed() {
+            return;
+        }
         let mut text = symbol.escape_ascii().to_string();
         text.truncate(dbn::SYMBOL_CSTR_LEN - 1);
         self.mappings.entry(text).or_default().insert((date, instrument));
@@ -121,36 +164,45 @@ impl DbnFileWriter {
     /// Puts the file together and gives it its name.
     ///
     /// # Errors
-    /// Those of reading the spool and writing the file. Nothing stands under the final name then but what stood there
+    /// Not everything could be written. What could stands under the file's name; where that is nothing, what stood there
     /// before.
-    pub fn finish(self) -> io::Result<DbnFileSummary> {
+    pub fn finish(self) -> Result<DbnFileSummary, DbnFileError> {
         let metadata = self.metadata();
+        let Self { destination, compression, spool, record_bytes, .. } = self;
+        let failed = |kept, source| DbnFileError { name: destination.name(), kept, source };
         let mut header = Vec::new();
-        MetadataEncoder::new(&mut header).encode(&metadata).map_err(io::Error::other)?;
-        let summary = DbnFileSummary {
-            record_count: self.record_count,
-            symbol_count: metadata.symbols.len() as u64,
-            bytes: header.len() as u64 + self.spool_bytes,
-        };
-        let mut spool = self.spool.into_inner().map_err(io::IntoInnerError::into_error)?;
-        spool.rewind()?;
-        match self.destination {
-            Destination::StandardOutput => self.compression.copy(&header, &mut spool, &mut io::stdout().lock())?,
+        let encoded = MetadataEncoder::new(&mut header).encode(&metadata);
+        encoded.map_err(|error| failed(None, io::Error::other(error)))?;
+        let bytes = header.len() as u64 + record_bytes;
+        let (spooled, spool_failure) = spool.into_spooled().map_err(|error| failed(None, error))?;
+        let spool_failure = spool_failure.map(|error| match &destination {
+            Destination::File { .. } => error,
+            Destination::InPlace(_) | Destination::StandardOutput => in_temporary_folder(&error),
+        });
+
+        let (poured, is_kept) = match &destination {
+            Destination::StandardOutput => (pour(header, spooled, compression, &mut io::stdout().lock()), true),
             Destination::InPlace(path) => {
-                let mut file = File::options().write(true).open(path)?;
-                self.compression.copy(&header, &mut spool, &mut file)?;
+                let mut file = File::options().write(true).open(path).map_err(|error| failed(None, error))?;
+                (pour(header, spooled, compression, &mut file), true)
             }
             Destination::File { folder, path } => {
-                let mut file = tempfile::Builder::new()
-                    .prefix(".")
-                    .suffix(".unfinished")
-                    .permissions(fs::Permissions::from_mode(0o666))
-                    .tempfile_in(folder)?;
-                self.compression.copy(&header, &mut spool, file.as_file_mut())?;
-                file.persist(path).map_err(|error| error.error)?;
+                let (mut file, spooled) = unfinished(folder, spooled).map_err(|error| failed(None, error))?;
+                let poured = pour(header, spooled, compression, file.as_file_mut());
+                let is_kept = poured.bytes > 0 && (poured.failure.is_none() || compression == Compression::None);
+                if is_kept {
+                    let cut = if poured.failure.is_some() { file.as_file().set_len(poured.bytes) } else { Ok(()) };
+                    let named = cut.and_then(|()| file.persist(path).map(drop).map_err(|error| error.error));
+                    named.map_err(|error| failed(None, error))?;
+                }
+                (poured, is_kept)
             }
+        };
+        let Poured { record_count, bytes: kept_bytes, refused, failure } = poured;
+        match spool_failure.or(refused).or(failure) {
+            None => Ok(DbnFileSummary { record_count, symbol_count: metadata.symbols.len() as u64, bytes }),
+            Some(source) => Err(failed(is_kept.then_some(DbnFileKept { record_count, bytes: kept_bytes }), source)),
         }
-        Ok(summary)
     }
 
     fn metadata(&self) -> Metadata {
@@ -238,33 +290,34 @@ impl Destination {
         };
         Ok(Self::File { folder, path })
     }
-}
 
-#[derive(Clone, Copy, Debug)]
-enum Compression {
-    None,
-    Zstd,
-}
-
-impl Compression {
-    /// Header and spool in one stream; compressed, in one frame with a checksum, since not every reader goes on behind
-    /// the first.
-    fn copy(self, header: &[u8], spool: &mut File, output: &mut impl Write) -> io::Result<()> {
+    /// For messages.
+    fn name(&self) -> String {
         match self {
-            Self::None => {
-                output.write_all(header)?;
-                io::copy(spool, output)?;
-            }
-            Self::Zstd => {
-                let mut encoder = zstd::Encoder::new(&mut *output, zstd::DEFAULT_COMPRESSION_LEVEL)?;
-                encoder.include_checksum(true)?;
-                encoder.write_all(header)?;
-                io::copy(spool, &mut encoder)?;
-                encoder.finish()?;
-            }
+            Self::File { path, .. } | Self::InPlace(path) => path.display().to_string(),
+            Self::StandardOutput => "standard output".to_owned(),
         }
-        output.flush()
     }
+}
+
+/// The file that gets its name when it is done. On a full disk its entry in the folder may need room too.
+fn unfinished(folder: &Path, mut spooled: Spooled) -> io::Result<(NamedTempFile, Spooled)> {
+    loop {
+        let file = tempfile::Builder::new()
+            .prefix(".")
+            .suffix(".unfinished")
+            .permissions(fs::Permissions::from_mode(0o666))
+            .tempfile_in(folder);
+        match file {
+            Err(error) if has_no_room(&error) && spooled.give_up(1)? => {}
+            file => return Ok((file?, spooled)),
+        }
+    }
+}
+
+/// The spool of what isn't a file lies elsewhere, so it is said where.
+fn in_temporary_folder(error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("its spool in {}: {error}", env::temp_dir().display()))
 }
 
 fn widened(range: Option<(u64, u64)>, value: u64) -> (u64, u64) {
@@ -313,9 +366,6 @@ fn utc_date(ts: u64) -> Option<Date> {
 fn calendar_date(date: TradingDate) -> Option<Date> {
     utc_date(date.midnight_utc().0)
 }
-
-/// A thousand of the largest records.
-const SPOOL_BUFFER_BYTES: usize = 512 * 1024;
 
 #[cfg(test)]
 mod tests;

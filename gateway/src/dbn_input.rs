@@ -300,7 +300,7 @@ mod tests {
         let mut writer = DbnFileWriter::create(path, options).unwrap();
         for number in 0..records {
             let record = MboMsg { order_id: number as u64, ..MboMsg::default() };
-            writer.record(record.as_ref()).unwrap();
+            writer.record(record.as_ref());
         }
         writer.finish().unwrap();
         fs::read(path).unwrap()

@@ -10,6 +10,7 @@ use std::{
 
 use mdgw_tests::{
     feeds::{self, DESTINATIONS, MIDNIGHT_NS, SESSION},
+    mounted::Mounted,
     process::{self, program},
     site::text,
 };
@@ -23,7 +24,7 @@ fn a_full_standard_output_is_told_and_ends_with_2() {
         let ended = run(&arguments, full.into());
         let told = String::from_utf8_lossy(&ended.stderr).into_owned();
         assert_eq!(ended.status.code(), Some(2), "{arguments:?}: {told}");
-        let is_named = told.contains("standard output: ") || told.contains("write -");
+        let is_named = told.contains("standard output") || told.contains("write -");
         assert!(is_named && told.contains("No space left"), "{arguments:?}: {told}");
         assert!(!told.contains("panicked"), "{arguments:?}: {told}");
     }
@@ -62,12 +63,11 @@ fn a_full_disk_is_told_with_the_file_and_ends_with_2() {
 }
 
 #[test]
-fn what_was_written_before_the_disk_was_full_stays_and_a_file_made_whole_does_not_appear() {
+fn what_was_written_before_the_disk_was_full_stays() {
     let world = World::new();
     let [a, b, dbn, _] = world.texts();
     let [merged, table, records] = ["merged.pcap", "table.csv", "records.dbn"].map(|name| world.path(name));
-    let whole = world.path("whole.csv");
-    let _ = process::run(["convert", dbn, "-o", text(&whole)]).with_code(0);
+    let whole_table = table_of(Path::new(dbn));
 
     let ended = run_with_little_room(&["merge", a, b, "-o", text(&merged)], &merged);
     assert!(ended.contains("after ") && ended.contains(" packets"), "{ended}");
@@ -78,14 +78,107 @@ fn what_was_written_before_the_disk_was_full_stays_and_a_file_made_whole_does_no
     assert!(all.starts_with(&packets));
 
     run_with_little_room(&["convert", dbn, "-o", text(&table)], &table);
-    let (written, whole) = (fs::read(&table).unwrap(), fs::read(&whole).unwrap());
-    assert!(written.len() > 10_000 && whole.starts_with(&written), "{} bytes", written.len());
+    let written = fs::read_to_string(&table).unwrap();
+    assert!(written.len() > 10_000 && whole_table.starts_with(&written), "{} bytes", written.len());
 
-    run_with_little_room(&["replay", "--offline", a, "-o", text(&records)], &records);
-    assert!(!records.exists(), "a DBN file is there whole or not at all");
-    let left: Vec<_> = fs::read_dir(world.folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert!(!left.iter().any(|name| name.to_string_lossy().contains("unfinished")), "{left:?}");
+    let ended = run_with_little_room(&["replay", "--offline", a, "--schema", "mbo", "-o", text(&records)], &records);
+    let kept = Kept::told(&ended);
+    assert_eq!(fs::metadata(&records).unwrap().len(), kept.bytes);
+    assert_eq!(table_of(&records).lines().count() - 1, kept.records);
+    assert!(kept.records > 500 && whole_table.starts_with(&table_of(&records)), "{ended}");
+    assert_nothing_unfinished(world.folder.path());
 }
+
+/// As large as one copy of the file, so that records can't lie there twice; and smaller, so that not all fit.
+#[test]
+fn a_disk_that_gets_full_keeps_the_records_that_fit_and_all_their_symbols() {
+    let folder = tempfile::tempdir().unwrap();
+    let [day, whole] = ["day.pcap", "whole.dbn"].map(|name| folder.path().join(name));
+    feeds::write_capture(&day, DESTINATIONS[0], &feeds::itch_packets(feeds::itch_day(40_000, 5), SESSION, MIDNIGHT_NS));
+    let replay = ["replay", "--offline", text(&day), "--schema", "mbo", "-o"];
+    let _ = process::run(replay.iter().copied().chain([text(&whole)])).with_code(0);
+    let bytes = fs::metadata(&whole).unwrap().len();
+    let whole_table = table_of(&whole);
+    assert!(bytes > 2_000_000, "{bytes}");
+
+    let title = "a_disk_that_gets_full_keeps_the_records_that_fit_and_all_their_symbols";
+    for (name, room, is_enough) in [
+        ("day.dbn", bytes + 128 * 1024, true),
+        ("day.dbn", bytes / 2, false),
+        ("day.dbn.zst", bytes + 128 * 1024, true),
+        ("day.dbn.zst", bytes / 2, false),
+    ] {
+        let Some(disk) = Mounted::new(title, folder.path().join("disk"), &room.to_string()) else { return };
+        let out = disk.path().join(name);
+        fs::write(&out, "of yesterday").unwrap();
+        let ended = process::run(replay.iter().copied().chain([text(&out)]));
+        if is_enough {
+            let _ = ended.with_code(0);
+            assert!(table_of(&out) == whole_table, "{name} on {room} bytes");
+        } else {
+            let told = ended.with_code(2).stderr;
+            assert!(told.contains(text(&out)) && told.contains("No space left"), "{told}");
+            let (kept, table) = (Kept::told(&told), table_of(&out));
+            assert_eq!(fs::metadata(&out).unwrap().len(), kept.bytes, "{told}");
+            assert_eq!(table.lines().count() - 1, kept.records, "{told}");
+            // Symbols stand in the table, and only the metadata tells them.
+            assert!(whole_table.starts_with(&table), "{name} on {room} bytes");
+            let wasted = room.saturating_sub(kept.records as u64 * MBO_BYTES);
+            assert!(wasted < 1024 * 1024 && kept.records > 1_000, "{told}");
+        }
+        assert_nothing_unfinished(disk.path());
+    }
+}
+
+#[test]
+fn a_full_folder_for_temporary_files_is_named_and_what_fitted_goes_out() {
+    let world = World::new();
+    let [a, _, dbn, _] = world.texts();
+    let title = "a_full_folder_for_temporary_files_is_named_and_what_fitted_goes_out";
+    let Some(disk) = Mounted::new(title, world.path("disk"), "256k") else { return };
+    let out = world.path("piped.dbn");
+    let ended = Command::new(program())
+        .args(["replay", "--offline", a, "--schema", "mbo", "-o", "-"])
+        .env("TMPDIR", disk.path())
+        .stdout(File::create(&out).unwrap())
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(2), "{told}");
+    let spool = format!("its spool in {}: No space left", disk.path().display());
+    assert!(told.contains("write standard output, after ") && told.contains(&spool), "{told}");
+    let kept = Kept::told(&told);
+    assert_eq!(fs::metadata(&out).unwrap().len(), kept.bytes, "{told}");
+    assert!(kept.records > 1_000 && table_of(Path::new(dbn)).starts_with(&table_of(&out)), "{told}");
+}
+
+/// What an error says is kept.
+struct Kept {
+    records: usize,
+    bytes: u64,
+}
+
+impl Kept {
+    fn told(error: &str) -> Self {
+        let number = |before: &str| -> u64 {
+            let (_, rest) = error.split_once(before).unwrap_or_else(|| panic!("{before}: {error}"));
+            rest.split(|end: char| !end.is_ascii_digit()).next().unwrap().parse().unwrap()
+        };
+        Self { records: usize::try_from(number(", after ")).unwrap(), bytes: number("at byte ") }
+    }
+}
+
+/// The file as CSV, with symbols.
+fn table_of(dbn: &Path) -> String {
+    process::run(["convert", text(dbn), "-o", "-", "--to", "csv"]).with_code(0).stdout
+}
+
+fn assert_nothing_unfinished(folder: &Path) {
+    let names: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(!names.iter().any(|name| name.to_string_lossy().contains("unfinished")), "{names:?}");
+}
+
+const MBO_BYTES: u64 = 56;
 
 /// Files of that process can't grow beyond 100 kB. What it says, which names `output`.
 fn run_with_little_room(arguments: &[&str], output: &Path) -> String {

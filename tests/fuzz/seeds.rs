@@ -144,7 +144,7 @@ fn dbn_file(name: &str, records: &[&[u8]]) -> Vec<u8> {
     let options = DbnFileOptions { dataset: "XNAS.ITCH".to_owned(), schema: None };
     let mut writer = DbnFileWriter::create(&path, options).unwrap();
     writer.mapping(b"MDGW", InstrumentId(1), date());
-    records.iter().for_each(|record| writer.record(record).unwrap());
+    records.iter().for_each(|record| writer.record(record));
     writer.finish().unwrap();
     fs::read(path).unwrap()
 }

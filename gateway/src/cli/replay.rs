@@ -38,6 +38,9 @@ use crate::{
 /// Several files are merged by their times, as their packets would have arrived: give one file for each line.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
+Exit code 1: with --until-loss, not even the first rate was without loss. 2: a capture could not be read to its end, or the \
+output not be written; what was done before is kept.
+
 Examples:
   mdgw replay --offline A.pcap.gz B.pcap.gz --schema mbo -o day.dbn.zst
   mdgw replay A.pcap B.pcap --to 239.1.1.1:26477 --to 239.1.1.2:26477 --interface lo --speed 10

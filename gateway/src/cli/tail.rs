@@ -267,7 +267,10 @@ impl Tail {
                     }
                     *records += 1;
                     outcome = match writer {
-                        Some(writer) => writer.record(bytes).context("write records"),
+                        Some(writer) => {
+                            writer.record(bytes);
+                            Ok(())
+                        }
                         None if *is_json => show_json(output, position, bytes),
                         None => show(output, position, symbols, *records == 1, bytes),
                     };
@@ -301,14 +304,16 @@ impl Tail {
     }
 
     fn check(&mut self) -> anyhow::Result<()> {
-        self.failure.take().map_or(Ok(()), Err)
+        self.failure.take().map_or(Ok(()), Err)?;
+        // A file without room for more is finished: its error says what is kept.
+        let failed = self.writer.take_if(|writer| writer.has_failed());
+        Ok(failed.map_or(Ok(()), |writer| writer.finish().map(drop))?)
     }
 
     fn finish(mut self) -> anyhow::Result<Outcome> {
         self.check()?;
         if let Some(writer) = self.writer.take() {
-            let name = writer.name();
-            let written = writer.finish().with_context(|| format!("write {name}"))?;
+            let written = writer.finish()?;
             warn(&format!("wrote {} records of {} instruments", written.record_count, written.symbol_count));
         }
         if self.lost > 0 {

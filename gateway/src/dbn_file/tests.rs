@@ -41,10 +41,10 @@ fn names(folder: &Path) -> Vec<String> {
 fn write_sample(path: &Path) -> DbnFileSummary {
     let mut writer = DbnFileWriter::create(path, options(Some(Schema::Mbo))).unwrap();
     writer.mapping(b"MSFT", InstrumentId(7), date(20_190_130));
-    writer.record(mbo(7, NOON + 5, NOON + 9).as_ref()).unwrap();
+    writer.record(mbo(7, NOON + 5, NOON + 9).as_ref());
     writer.mapping(b"AAPL", InstrumentId(3), date(20_190_130));
     writer.mapping(b"AAPL", InstrumentId(3), date(20_190_130));
-    writer.record(mbo(3, NOON + 1, NOON + 10).as_ref()).unwrap();
+    writer.record(mbo(3, NOON + 1, NOON + 10).as_ref());
     writer.finish().unwrap()
 }
 
@@ -87,7 +87,7 @@ fn a_file_that_is_not_finished_leaves_nothing_and_one_that_is_replaces_whole() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.dbn");
     let mut writer = DbnFileWriter::create(&path, options(None)).unwrap();
-    writer.record(TradeMsg::default().as_ref()).unwrap();
+    writer.record(TradeMsg::default().as_ref());
     drop(writer);
     assert_eq!(names(folder.path()), [""; 0]);
 
@@ -129,10 +129,10 @@ fn mappings_hold_for_every_record_of_the_file() {
     // Captured a year before its messages were sent.
     let early = mbo(1, NOON, NOON - 365 * 86_400_000_000_000);
     for record in [&evening, &early] {
-        writer.record(record.as_ref()).unwrap();
+        writer.record(record.as_ref());
     }
     let status = StatusMsg { ts_recv: UNDEF_TIMESTAMP, ..StatusMsg::default() };
-    writer.record(status.as_ref()).unwrap();
+    writer.record(status.as_ref());
     writer.finish().unwrap();
     let (metadata, _) = decode(&fs::read(&path).unwrap());
     let symbols = TsSymbolMap::try_from(&metadata).unwrap();
@@ -160,7 +160,7 @@ fn a_number_that_another_symbol_gets_the_next_day_has_one_name_on_each() {
     let two_days = 48 * 3_600_000_000_000;
     let records = [(5, 0, "A"), (6, 0, "B"), (5, two_days, "Z"), (7, two_days, "A"), (7, two_days + two_days / 3, "A")];
     for (number, after, _) in records {
-        writer.record(mbo(number, NOON + after, NOON + after).as_ref()).unwrap();
+        writer.record(mbo(number, NOON + after, NOON + after).as_ref());
     }
     writer.finish().unwrap();
     let (metadata, _) = decode(&fs::read(&path).unwrap());
@@ -181,9 +181,31 @@ fn symbols_of_hostile_input_do_not_spoil_the_file() {
     writer.mapping(&[0xff; 80], InstrumentId(1), date(20_190_130));
     writer.mapping(b"", InstrumentId(2), date(20_190_130));
     writer.mapping(b"A\n", InstrumentId(3), date(20_190_130));
-    writer.record(&[]).unwrap();
     writer.finish().unwrap();
     let (metadata, _) = decode(&fs::read(&path).unwrap());
     assert_eq!(metadata.symbols[1], "A\\n");
     assert_eq!(metadata.symbols.len(), 3);
+}
+
+#[test]
+fn what_is_no_record_ends_the_file_behind_those_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.dbn");
+    let whole = mbo(7, NOON, NOON);
+    for wrong in [&[][..], &whole.as_ref()[..40], &[0; 56]] {
+        let mut writer = DbnFileWriter::create(&path, options(None)).unwrap();
+        for bytes in [whole.as_ref(), wrong, whole.as_ref()] {
+            writer.record(bytes);
+        }
+        assert!(writer.has_failed());
+        let error = writer.finish().unwrap_err();
+        assert_eq!(error.source.kind(), io::ErrorKind::InvalidInput);
+        let bytes = fs::read(&path).unwrap();
+        assert_eq!(
+            error.kept,
+            Some(DbnFileKept { record_count: 0, bytes: bytes.len() as u64 }),
+            "in memory until then"
+        );
+        assert_eq!(decode(&bytes).1.len(), 0);
+    }
 }

@@ -43,7 +43,7 @@ use super::{
 };
 use crate::{
     capture_file::{CaptureError, OpenOptions},
-    dbn_file::{DbnFileOptions, DbnFileWriter},
+    dbn_file::{DbnFileError, DbnFileOptions, DbnFileWriter},
 };
 
 /// What to replay into the pipeline.
@@ -91,7 +91,7 @@ pub enum OfflineError {
     /// A capture could not be opened.
     #[error(transparent)]
     Capture(#[from] CaptureError),
-    /// The output could not be written.
+    /// The output could not be begun.
     #[error("write {path}")]
     Output {
         /// Where to.
@@ -99,6 +99,9 @@ pub enum OfflineError {
         /// Why not.
         source: io::Error,
     },
+    /// The output could not be written to its end.
+    #[error(transparent)]
+    Dbn(#[from] DbnFileError),
     /// No packet was of a feed that is known, or of the one that was asked for.
     #[error("{wanted} in none of {datagrams} datagrams; --feed names the feed")]
     NothingRecognised {
@@ -152,7 +155,7 @@ pub enum OfflineError {
 /// Replays captures through channels and writes what they make. `watch` is told how it goes and may break off.
 ///
 /// # Errors
-/// See [`OfflineError`]. No output file is left then.
+/// See [`OfflineError`]. Of the output only what [`OfflineError::Dbn`] tells is left then.
 pub fn run(
     options: &OfflineOptions,
     watch: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
@@ -198,7 +201,7 @@ pub fn run(
             datagrams: drive.counts().datagrams,
         });
     }
-    summarise(&drive, &merge, recorder, elapsed, options.output.as_deref()).map_err(output_error)
+    Ok(summarise(&drive, &merge, recorder, elapsed, options.output.as_deref())?)
 }
 
 fn list(files: &[PathBuf]) -> String {
@@ -254,7 +257,7 @@ fn summarise(
     recorder: Recorder,
     elapsed: Duration,
     output: Option<&Path>,
-) -> io::Result<Summary> {
+) -> Result<Summary, DbnFileError> {
     let (lane_records, writer) = recorder.into_parts();
     let counts = drive.counts();
     let channels: Vec<ChannelSummary> =

@@ -18,7 +18,6 @@ pub(super) struct Recorder {
     schemas: Option<SchemaSet>,
     lanes: Vec<LaneRecords>,
     writer: Option<DbnFileWriter>,
-    failure: Option<std::io::Error>,
 }
 
 /// What came out of a lane.
@@ -38,7 +37,7 @@ pub(super) struct LaneRecords {
 
 impl Recorder {
     pub(super) fn new(ts_recv: TsRecv, schemas: Option<SchemaSet>, writer: Option<DbnFileWriter>) -> Self {
-        Self { ts_recv, schemas, lanes: Vec::new(), writer, failure: None }
+        Self { ts_recv, schemas, lanes: Vec::new(), writer }
     }
 
     pub(super) fn into_parts(self) -> (Vec<LaneRecords>, Option<DbnFileWriter>) {
@@ -92,7 +91,7 @@ impl Outlet for Recorder {
         }
         let header = meta.header(record_count, body);
         let LaneRecords { edge, schemas, date, by_schema, .. } = lane;
-        let (writer, failure) = (&mut self.writer, &mut self.failure);
+        let writer = &mut self.writer;
         edge.deliver(&header, body, |handed| match handed {
             Handed::Record { rtype, bytes } => {
                 let Some(position) = schema_position(rtype) else { return };
@@ -102,11 +101,8 @@ impl Outlet for Recorder {
                 if let Some(count) = by_schema.get_mut(position) {
                     *count += 1;
                 }
-                if let Some(writer) = writer.as_mut()
-                    && failure.is_none()
-                    && let Err(error) = writer.record(bytes)
-                {
-                    *failure = Some(error);
+                if let Some(writer) = writer {
+                    writer.record(bytes);
                 }
             }
             Handed::Mapping { id, symbol } => {
@@ -127,11 +123,10 @@ impl Outlet for Recorder {
 
     fn end_of_session(&mut self, _lane: usize) {}
 
+    /// A file without room for more is finished: its error says what is kept.
     fn check(&mut self) -> Result<(), OfflineError> {
-        self.failure.take().map_or(Ok(()), |source| {
-            let of = self.writer.as_ref().map(DbnFileWriter::name).unwrap_or_default();
-            Err(OfflineError::Output { path: format!("the spool of {of}").into(), source })
-        })
+        let failed = self.writer.take_if(|writer| writer.has_failed());
+        failed.map_or(Ok(()), |writer| writer.finish().map(drop).map_err(OfflineError::from))
     }
 }
 

@@ -1,0 +1,139 @@
+use dbn::{MboMsg, TradeMsg};
+
+use super::*;
+
+const HEADER: &[u8] = b"what is known last";
+const RECORDS: usize = 60_000;
+
+/// Of different types, so that no length is taken for granted.
+fn records() -> Vec<Vec<u8>> {
+    let mbo = |order_id| MboMsg { order_id, ..MboMsg::default() };
+    let trade = |ts_recv| TradeMsg { ts_recv, ..TradeMsg::default() };
+    let record = |number| if number % 7 == 0 { trade(number).as_ref().to_vec() } else { mbo(number).as_ref().to_vec() };
+    (0..RECORDS as u64).map(record).collect()
+}
+
+fn spooled(records: &[Vec<u8>]) -> Spooled {
+    let mut spool = Spool::new(tempfile::tempfile().unwrap());
+    records.iter().for_each(|record| spool.push(record));
+    let (spooled, failure) = spool.into_spooled().unwrap();
+    assert!(failure.is_none());
+    spooled
+}
+
+/// A disk that holds the spool and what is made of it, and knows no holes: what is cut off alone makes room.
+struct Disk {
+    spool: File,
+    room: u64,
+    content: Vec<u8>,
+}
+
+impl Disk {
+    fn new(spooled: &Spooled, more_room: u64) -> Self {
+        Self { spool: spooled.file.try_clone().unwrap(), room: spooled.end + more_room, content: Vec::new() }
+    }
+}
+
+impl Write for Disk {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let taken = self.spool.metadata().unwrap().len() + self.content.len() as u64;
+        let fit = usize::try_from(self.room.saturating_sub(taken)).unwrap().min(bytes.len());
+        if fit == 0 {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.content.extend_from_slice(&bytes[..fit]);
+        Ok(fit)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn header_and(records: &[Vec<u8>]) -> Vec<u8> {
+    [HEADER, &records.concat()].concat()
+}
+
+#[test]
+fn a_full_disk_without_holes_keeps_the_first_half() {
+    let all = records();
+    for (compression, least) in [(Compression::None, RECORDS * 4 / 10), (Compression::Zstd, RECORDS * 7 / 10)] {
+        let spooled = spooled(&all);
+        let mut disk = Disk::new(&spooled, 0);
+        let poured = pour(HEADER.to_vec(), spooled, compression, &mut disk);
+        assert!(poured.failure.is_none());
+        assert!(poured.refused.is_some_and(|error| error.kind() == io::ErrorKind::StorageFull));
+        assert_eq!(poured.bytes, disk.content.len() as u64);
+        let kept = usize::try_from(poured.record_count).unwrap();
+        assert!((least..RECORDS).contains(&kept), "{compression:?}: {kept} of {RECORDS}");
+        let content = match compression {
+            Compression::None => disk.content,
+            Compression::Zstd => zstd::decode_all(disk.content.as_slice()).unwrap(),
+        };
+        assert!(content == header_and(&all[..kept]), "{compression:?}: {} bytes", content.len());
+    }
+}
+
+#[test]
+fn with_room_for_both_nothing_is_given_up() {
+    let all = records();
+    let spooled = spooled(&all);
+    let mut disk = Disk::new(&spooled, spooled.end + HEADER.len() as u64);
+    let poured = pour(HEADER.to_vec(), spooled, Compression::None, &mut disk);
+    assert!(poured.failure.is_none() && poured.refused.is_none());
+    assert_eq!(poured.record_count, RECORDS as u64);
+    assert!(disk.content == header_and(&all));
+}
+
+#[test]
+fn without_room_for_the_header_there_is_nothing() {
+    let all = records();
+    let spooled = spooled(&all);
+    let mut disk = Disk { room: HEADER.len() as u64 - 1, ..Disk::new(&spooled, 0) };
+    let poured = pour(HEADER.to_vec(), spooled, Compression::None, &mut disk);
+    assert_eq!((poured.record_count, poured.bytes), (0, 0));
+    assert!(poured.failure.is_some());
+}
+
+/// A disk that breaks: no room can be made.
+struct Breaking {
+    after: usize,
+    content: Vec<u8>,
+}
+
+impl Write for Breaking {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let fit = (self.after - self.content.len()).min(bytes.len());
+        if fit == 0 {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.content.extend_from_slice(&bytes[..fit]);
+        Ok(fit)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn what_was_written_before_a_failure_counts_to_the_last_whole_record() {
+    let all = records();
+    let ends: Vec<usize> = all
+        .iter()
+        .scan(HEADER.len(), |end, record| {
+            *end += record.len();
+            Some(*end)
+        })
+        .collect();
+    for after in [0, HEADER.len() - 1, HEADER.len(), 100, ends[0], ends[0] + 1, 1 << 20, ends[40_000] - 1, ends[40_000]]
+    {
+        let mut output = Breaking { after, content: Vec::new() };
+        let poured = pour(HEADER.to_vec(), spooled(&all), Compression::None, &mut output);
+        let whole = ends.iter().filter(|end| **end <= after).count();
+        let bytes =
+            if after < HEADER.len() { 0 } else { HEADER.len().max(whole.checked_sub(1).map_or(0, |last| ends[last])) };
+        assert_eq!((poured.record_count, poured.bytes), (whole as u64, bytes as u64), "{after}");
+        assert_eq!(poured.failure.unwrap().kind(), io::ErrorKind::FileTooLarge);
+    }
+}
