@@ -7,7 +7,8 @@
 //! The lines may come from several machines, whose clocks need not agree. Captures are read side by side by their own
 //! times, but none runs ahead of another by more than a bounded number of messages: where clocks disagree, the venue's
 //! numbers decide which file is read on. What is waited for is waited for by number too: a gap is declared when no line
-//! can bring it any more. So memory is bounded whatever the files' sizes.
+//! can bring it any more. A line that lags far behind another one of its own capture is read apart from it. So memory is bounded
+//! whatever the files' sizes and however far lines are apart.
 //!
 //! What comes out are the packets as they were captured, with the stamp of the earliest copy. Only where lines cut the
 //! same messages into different packets are packets cut again. The output goes where it is to be at once, so that what
@@ -158,7 +159,7 @@ impl Merging {
     ) -> Result<Self, MergeError> {
         let open = OpenOptions { date, ..OpenOptions::default() };
         let mut sources = Sources::open(files, &open, feed)?;
-        sources.begin(&open)?;
+        sources.begin()?;
         Ok(Self { sources, lanes: Vec::new(), date, named_max })
     }
 
@@ -179,6 +180,11 @@ impl Merging {
         if let (Some(lane), Some(routes)) = (lanes.get_mut(lane_index), sources.routes().lanes().get(lane_index)) {
             lane.know_lines(&routes.lines);
             lane.accept(&taken, &heads, sink);
+            for line in lane.lagging(file) {
+                if let Some(reader) = sources.part(file, lane_index, line)? {
+                    lane.read_apart(line, reader);
+                }
+            }
         }
         sources.advance(file)?;
         Ok(Some(lane_index))

@@ -206,6 +206,53 @@ fn channels_that_share_files_come_out_each_whole() {
     assert_eq!(gaps, [0, 0], "{channels_read}");
 }
 
+/// One machine, one capture, and a line that comes by a long way: as far behind as in a capture of its own it could be.
+#[test]
+fn a_line_that_lags_far_behind_in_the_same_capture_fills_what_the_other_one_lost() {
+    const LAG_PACKETS: usize = 6_000;
+    let folder = tempfile::tempdir().unwrap();
+    let [both, out] = ["both.pcap", "out.pcap"].map(|name| folder.path().join(name));
+    let packets = feeds::spaced(&one_message_each(&itch(14_000, 12)), 10_000);
+    let lost_by_both = 7_003;
+    assert!((LAG_PACKETS..packets.len()).contains(&lost_by_both) && lost_by_both % 50 != 0 && lost_by_both % 70 != 1);
+    let line = |destination: &'static str, later_ns: u64, loses: fn(usize) -> bool| {
+        let kept = packets.iter().enumerate().filter(move |(index, _)| *index != lost_by_both && !loses(*index));
+        kept.map(move |(_, (time_ns, bytes))| (time_ns + later_ns, destination, bytes))
+    };
+    let a = || line(DESTINATIONS[0], 0, |index| index % 50 == 0 && index > 0);
+    let b = line(DESTINATIONS[1], LAG_PACKETS as u64 * 10_000, |index| index % 70 == 1 && index % 50 != 0);
+    let mut all: Vec<(u64, &str, &Arc<[u8]>)> = a().chain(b).collect();
+    all.sort_by_key(|(time_ns, ..)| *time_ns);
+    write_lines(&both, &all);
+    let summary = merge(&[&both], &out, &[]).with_code(1).json();
+    let channel = &summary["channels"][0];
+    assert_eq!((number(&channel["gap_count"]), number(&channel["gaps_for_room"])), (1, 0), "{channel}");
+    let missing = sequences(&packets[lost_by_both].1);
+    assert_eq!(channel["gaps"][0]["first"], missing.start, "{channel}");
+    assert_eq!(number(&channel["messages"]), count(&packets) - 1, "{channel}");
+    let lost = number(&channel["lines"][0]["lost_messages"]);
+    assert!(lost > count(&packets) / 60 && number(&channel["lines"][1]["lost_messages"]) > 0, "{channel}");
+    let lead_ns = number(&channel["leads"][0]["p50_ns"]);
+    assert!((LAG_PACKETS as u64 * 9_990..=LAG_PACKETS as u64 * 10_000).contains(&lead_ns), "{channel}");
+    assert_eq!((summary["clocks"].as_array().unwrap().len(), summary["files"].as_array().unwrap().len()), (0, 1));
+    let merged: Vec<u64> = feeds::capture_packets(&out).iter().flat_map(|(_, bytes)| sequences(bytes)).collect();
+    assert!(merged.into_iter().eq((1..=count(&packets)).filter(|sequence| *sequence != missing.start)), "in order");
+
+    // A pipe can't be read in two places: what is held then ends, and that is said.
+    let mut child = Command::new(process::program())
+        .args(["merge", "/dev/stdin", "-o", text(&out)])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut pipe, bytes) = (child.stdin.take().unwrap(), fs::read(&both).unwrap());
+    std::thread::spawn(move || std::io::Write::write_all(&mut pipe, &bytes));
+    let ended = child.wait_with_output().unwrap();
+    let table = String::from_utf8(ended.stdout).unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{table}");
+    assert!(table.contains("given up early") && table.contains("4,096 packets waited for a message"), "{table}");
+}
+
 #[test]
 fn what_nobody_has_is_named_and_the_answer_is_no() {
     let folder = tempfile::tempdir().unwrap();
@@ -406,6 +453,21 @@ fn replay(files: &[&Path], schema: &str, more: &[&str]) -> Vec<u8> {
 
 fn itch(messages: u64, seed: u64) -> Vec<Packet> {
     feeds::itch_packets(feeds::itch_day(messages, seed), SESSION, MIDNIGHT_NS)
+}
+
+/// Each message in a packet of its own.
+fn one_message_each(packets: &[Packet]) -> Vec<Packet> {
+    let mut cut = Vec::new();
+    for (time_ns, bytes) in packets {
+        let mut messages = &bytes[20..];
+        for sequence in sequences(bytes) {
+            let (message, rest) = messages.split_at(2 + usize::from(u16::from_be_bytes([messages[0], messages[1]])));
+            messages = rest;
+            let packet = [&bytes[..10], &sequence.to_be_bytes(), &1_u16.to_be_bytes(), message].concat();
+            cut.push((*time_ns, packet.into()));
+        }
+    }
+    cut
 }
 
 fn number(value: &Value) -> u64 {

@@ -32,6 +32,8 @@ pub(super) struct Lane {
     /// What lies so far ahead that only further packets would make it credible.
     doubtful: Doubtful,
     lines: Vec<LaneLine>,
+    /// Datagrams since a message is waited for without a break.
+    waiting: usize,
     /// The venue's names of the numberings so far, the latest ones.
     begun: Vec<VenueSession>,
     forming: Forming,
@@ -58,7 +60,10 @@ pub(super) struct LaneCounts {
 /// What a line has brought, and what it can't bring any more.
 #[derive(Debug)]
 pub(super) struct LaneLine {
+    /// The capture.
     file: usize,
+    /// Who reads it there.
+    reader: usize,
     /// The furthest that the line had got with each of its latest packets, in a ring.
     furthest: [Sequence; REORDER_PACKETS_MAX],
     packets: usize,
@@ -92,6 +97,7 @@ impl Lane {
             ahead: Ahead::with_room(WINDOW_PACKETS),
             doubtful: Doubtful::new(usize::from(u16::MAX)),
             lines: Vec::new(),
+            waiting: 0,
             begun: Vec::new(),
             forming: Forming { feed, addresses: None, part: Vec::new(), last_time_ns: 0, has_ended: false },
             leads: Leads::default(),
@@ -143,6 +149,30 @@ impl Lane {
         self.accept_one(*line, packet, UnixNs(datagram.time_ns), datagram.payload, output);
         self.give_up_what_no_line_brings(heads, output);
         self.go_ahead(output);
+        self.waiting = if self.arbiter.state() == ChannelState::Gap { self.waiting + 1 } else { 0 };
+    }
+
+    /// Lines that a message is waited for from, so long already that the window is half full, and whose reader has others of
+    /// this channel ahead of them. Each is named again only when that has gone on for as long.
+    pub(super) fn lagging(&mut self, reader: usize) -> Vec<Line> {
+        if self.waiting < WINDOW_PACKETS / 2 {
+            return Vec::new();
+        }
+        self.waiting = 0;
+        let expected = self.arbiter.expected().unwrap_or_default();
+        let (behind, ahead): (Vec<_>, Vec<_>) = (0..)
+            .map(Line)
+            .zip(&self.lines)
+            .filter(|(_, line)| line.reader == reader)
+            .partition(|(_, line)| line.passed() <= expected);
+        if ahead.is_empty() { Vec::new() } else { behind.into_iter().map(|(line, _)| line).collect() }
+    }
+
+    /// The line has a reader of its own from here on.
+    pub(super) fn read_apart(&mut self, line: Line, reader: usize) {
+        if let Some(line) = self.lines.get_mut(usize::from(line.0)) {
+            line.reader = reader;
+        }
     }
 
     /// Nothing follows: what is held goes out, what is missing is declared.
@@ -316,7 +346,7 @@ impl Lane {
         if self.arbiter.state() != ChannelState::Gap {
             return;
         }
-        let passed = self.lines.iter().filter(|line| heads.goes_on(line.file)).map(LaneLine::passed).min();
+        let passed = self.lines.iter().filter(|line| heads.goes_on(line.reader)).map(LaneLine::passed).min();
         if let Some(passed) = passed.filter(|passed| self.arbiter.expected().is_some_and(|expected| *passed > expected))
         {
             self.arbitrate(output, |arbiter, mut deliver| arbiter.give_up_before(passed, NOW, &mut deliver));
@@ -355,7 +385,13 @@ impl Lane {
 
 impl LaneLine {
     fn new(file: usize, named_max: usize) -> Self {
-        Self { file, furthest: [Sequence(0); REORDER_PACKETS_MAX], packets: 0, losses: Losses::new(named_max) }
+        Self {
+            file,
+            reader: file,
+            furthest: [Sequence(0); REORDER_PACKETS_MAX],
+            packets: 0,
+            losses: Losses::new(named_max),
+        }
     }
 
     fn reach(&mut self, next: Sequence) {
@@ -423,7 +459,7 @@ impl Forming {
 /// The arbiter's deadlines are not used: what is given up is decided by number.
 const NOW: MonoNs = MonoNs(0);
 /// Packets held while something before them is missing: more than files may be apart.
-const WINDOW_PACKETS: usize = 4_096;
+pub(super) const WINDOW_PACKETS: usize = 4_096;
 /// Longest of them: any of a jumbo frame. With the window's packets and the lanes that there may be, all of a merge reserves less
 /// than 3 GB, of which only what is held becomes memory.
 const DATAGRAM_BYTES_MAX: usize = 9_216;

@@ -1,4 +1,7 @@
 //! Captures read side by side, none of them far ahead of the others.
+//!
+//! A line that lags far behind another one of the same capture gets a reader of its own, which stands in that capture where
+//! the line is: then they are read side by side too, and the lag costs no memory, but reading the capture once more.
 
 use std::path::PathBuf;
 
@@ -18,7 +21,10 @@ use crate::{
 /// The files, each standing at a datagram of a channel.
 #[derive(Debug)]
 pub(super) struct Sources {
+    /// One for each capture, then the further readers of lines.
     files: Vec<Source>,
+    capture_count: usize,
+    options: OpenOptions,
     routes: Routes,
     damages: Vec<CaptureError>,
     /// Datagrams of known lines whose framing doesn't fit.
@@ -47,6 +53,12 @@ impl Heads<'_> {
 #[derive(Debug)]
 struct Source {
     file: CaptureFile,
+    /// Which capture it reads.
+    capture: usize,
+    /// All that a further reader takes: a line of a lane.
+    only: Option<(usize, Line)>,
+    /// What further readers take instead of this one.
+    without: Vec<(usize, Line)>,
     /// What the file stands at; `None` when it has ended.
     head: Option<Head>,
     /// How far it has got in each lane, its head included.
@@ -77,28 +89,36 @@ impl Sources {
     pub(super) fn open(paths: &[PathBuf], options: &OpenOptions, feed: Option<Feed>) -> Result<Self, CaptureError> {
         let files = paths
             .iter()
-            .map(|path| CaptureFile::open(path, options).map(|file| Source { file, head: None, reached: Vec::new() }))
+            .enumerate()
+            .map(|(capture, path)| CaptureFile::open(path, options).map(|file| Source::new(file, capture, None)))
             .collect::<Result<_, _>>()?;
-        Ok(Self { files, routes: Routes::new(feed), damages: Vec::new(), refused: DropCounts::default() })
+        Ok(Self {
+            files,
+            capture_count: paths.len(),
+            options: options.clone(),
+            routes: Routes::new(feed),
+            damages: Vec::new(),
+            refused: DropCounts::default(),
+        })
     }
 
     /// Goes to the first datagram of each file. Which lanes a file has, and where it begins in each, is looked up before:
     /// what a file has not shown yet may be what the others lack.
-    pub(super) fn begin(&mut self, options: &OpenOptions) -> Result<(), MergeError> {
+    pub(super) fn begin(&mut self) -> Result<(), MergeError> {
         for file in 0..self.files.len() {
-            self.look_ahead(file, options)?;
+            self.look_ahead(file)?;
         }
         self.routes.forget_counts();
         (0..self.files.len()).try_for_each(|file| self.advance(file))
     }
 
-    fn look_ahead(&mut self, file: usize, options: &OpenOptions) -> Result<(), MergeError> {
+    fn look_ahead(&mut self, file: usize) -> Result<(), MergeError> {
         let Some(source) = self.files.get_mut(file) else { return Ok(()) };
         // A pipe can be read but once.
         if !source.file.path().is_file() {
             return Ok(());
         }
-        let Ok(mut ahead) = CaptureFile::open(source.file.path(), options) else { return Ok(()) };
+        let Ok(mut ahead) = CaptureFile::open(source.file.path(), &self.options) else { return Ok(()) };
         for _ in 0..LOOK_AHEAD_DATAGRAMS {
             // Damage is met again, and told, when it is come to.
             if !ahead.advance().unwrap_or(false) {
@@ -153,13 +173,20 @@ impl Sources {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
                 Err(damage) => {
-                    self.damages.push(damage);
+                    // It is met by every reader of the capture.
+                    if source.only.is_none() {
+                        self.damages.push(damage);
+                    }
                     return Ok(());
                 }
             }
             // What the snap length has cut says nothing; the file counts it.
             let Some(datagram) = source.file.current().filter(|datagram| !datagram.is_cut) else { continue };
-            let Some(Routed { lane, line, .. }) = self.routes.route(file, &datagram, &source.file)? else { continue };
+            let routed = match source.only {
+                None => self.routes.route(source.capture, &datagram, &source.file)?,
+                Some(_) => self.routes.known(source.capture, &datagram),
+            };
+            let Some(Routed { lane, line, .. }) = routed.filter(|routed| source.takes(routed)) else { continue };
             let Some(feed) = self.routes.lanes().get(lane).map(|lane| lane.feed) else { continue };
             let packet = match routes::parse(feed, datagram.payload) {
                 Ok(packet) => packet,
@@ -184,12 +211,37 @@ impl Sources {
         }
     }
 
+    /// A further reader for a line of that one's capture, from there on; `None` where the capture can't be read twice, as a
+    /// pipe. The other reader stands at a datagram that was taken.
+    ///
+    /// # Errors
+    /// As [`Self::advance`].
+    pub(super) fn part(&mut self, file: usize, lane: usize, line: Line) -> Result<Option<usize>, MergeError> {
+        let Some(source) = self.files.get_mut(file) else { return Ok(None) };
+        if !source.file.path().is_file() {
+            return Ok(None);
+        }
+        let Ok(mut again) = CaptureFile::open(source.file.path(), &self.options) else { return Ok(None) };
+        while again.counts().datagrams < source.file.counts().datagrams {
+            if !again.advance().unwrap_or(false) {
+                return Ok(None);
+            }
+        }
+        source.without.push((lane, line));
+        let further = Source::new(again, source.capture, Some((lane, line)));
+        let reader = self.files.len();
+        self.files.push(further);
+        self.advance(reader)?;
+        Ok(Some(reader))
+    }
+
     pub(super) fn routes(&self) -> &Routes {
         &self.routes
     }
 
+    /// The captures.
     pub(super) fn files(&self) -> impl ExactSizeIterator<Item = &CaptureFile> {
-        self.files.iter().map(|source| &source.file)
+        self.files.iter().take(self.capture_count).map(|source| &source.file)
     }
 
     pub(super) fn damages(&self) -> &[CaptureError] {
@@ -218,6 +270,16 @@ impl Sources {
 }
 
 impl Source {
+    fn new(file: CaptureFile, capture: usize, only: Option<(usize, Line)>) -> Self {
+        Self { file, capture, only, without: Vec::new(), head: None, reached: Vec::new() }
+    }
+
+    #[inline]
+    fn takes(&self, routed: &Routed) -> bool {
+        let line = (routed.lane, routed.line);
+        self.only.is_none_or(|only| only == line) && !self.without.contains(&line)
+    }
+
     #[inline]
     fn reach(&mut self, lane: usize, at: Reached) {
         if self.reached.len() <= lane {

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::{
     clock::{self, SAME_LINE, quantile},
-    lane::Lane,
+    lane::{Lane, WINDOW_PACKETS},
     leads::Differences,
     output::Written,
     sources::Sources,
@@ -63,6 +63,8 @@ pub struct LaneSummary {
     pub gap_count: u64,
     /// Messages in them.
     pub gap_messages: u64,
+    /// Of the gaps, those given up when no more packets could be held: a line may bring them later than that.
+    pub gaps_for_room: u64,
     /// The first of these gaps.
     pub gaps: Vec<GapSummary>,
     /// Packets refused, by reason; copies are not among them.
@@ -258,6 +260,7 @@ impl LaneSummary {
             unsequenced: counts.unsequenced,
             gap_count: counts.gaps,
             gap_messages: counts.gap_messages,
+            gaps_for_room: lane.arbiter().statistics().gaps_for_room,
             gaps: lane
                 .gaps
                 .iter()
@@ -296,6 +299,16 @@ impl LaneSummary {
         }
         if self.gap_count > GAPS_SHOWN as u64 {
             table.row("", format!("and {} more", grouped(self.gap_count - GAPS_SHOWN as u64)));
+        }
+        if self.gaps_for_room > 0 {
+            let (count, late) = (self.gaps_for_room, self.lines.iter().map(|line| line.late_messages).sum());
+            let why = format!(
+                "{} times, when {} packets waited for a message",
+                grouped(count),
+                grouped(WINDOW_PACKETS as u64)
+            );
+            table.row("  given up early", format!("{why}; {} messages came later than that", grouped(late)));
+            table.row("", "(a line that lags is read apart in a file, not in a pipe)".to_owned());
         }
         for (reason, count) in &self.drops {
             table.row(&format!("  dropped {reason}"), grouped(*count));

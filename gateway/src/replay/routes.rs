@@ -125,18 +125,33 @@ impl Routes {
         datagram: &CapturedDatagram<'_>,
         source: &CaptureFile,
     ) -> Result<Option<Routed>, TooMany> {
+        let Some(index) = self.position(file, datagram) else { return self.open(file, datagram, source) };
+        self.route_last = index;
+        Ok(self.routed(index))
+    }
+
+    /// Where the datagram belongs, where one of its kind was routed before. Nothing is opened, nothing counted.
+    #[must_use]
+    pub fn known(&self, file: usize, datagram: &CapturedDatagram<'_>) -> Option<Routed> {
+        self.routed(self.position(file, datagram)?)
+    }
+
+    #[inline]
+    fn position(&self, file: usize, datagram: &CapturedDatagram<'_>) -> Option<usize> {
         let takes = |route: &Route| {
             route.file == file
                 && route.dst == datagram.dst
                 && route.iex_channel.is_none_or(|number| iex_channel(datagram.payload) == Some(number))
         };
-        let found = match self.routes.get(self.route_last) {
+        match self.routes.get(self.route_last) {
             Some(route) if takes(route) => Some(self.route_last),
             _ => self.routes.iter().position(takes),
-        };
-        let Some(index) = found else { return self.open(file, datagram, source) };
-        self.route_last = index;
-        Ok(self.routes.get(index).map(|route| Routed { lane: route.lane, line: route.line, is_new_lane: false }))
+        }
+    }
+
+    #[inline]
+    fn routed(&self, index: usize) -> Option<Routed> {
+        self.routes.get(index).map(|route| Routed { lane: route.lane, line: route.line, is_new_lane: false })
     }
 
     /// The lanes, in the order in which they were found.
