@@ -76,8 +76,10 @@ fn filters_keep_what_they_name_and_nothing_else() {
 
     assert_eq!(filtered(&["--session", "MDGWSIM001", "--channel", DESTINATIONS[0]]), all);
     for nothing in [["--session", "OTHER"], ["--channel", "233.54.12.111:1"], ["--frame", "0"]] {
-        let ended = day.inspect(&nothing).with_code(0);
+        let ended = day.inspect(&nothing).with_code(1);
         assert!(ended.stdout.is_empty() && ended.stderr.contains("the filters leave nothing"), "{}", ended.stderr);
+        let summed = day.inspect(&[nothing[0], nothing[1], "--stats"]).with_code(1);
+        assert!(summed.stderr.contains("the filters leave nothing"), "{}", summed.stderr);
     }
 
     let middle_ns = day.packets[day.packets.len() / 2].0;

@@ -34,6 +34,9 @@ use crate::{
 /// Files are taken one after the other. A packet of which some messages are asked for is shown with those alone.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
+Exit code 1: the filters leave nothing, as grep does it. 2: a capture could not be read to its end; everything before was \
+shown.
+
 Examples:
   mdgw inspect deep.pcap.gz
   mdgw inspect A.pcap --sequence 14764496
@@ -110,7 +113,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         bytes_before: 0,
         datagrams: 0,
         recognised: 0,
-        shown: 0,
+        left: 0,
         is_cut_short: false,
     };
     let mut damages = Vec::new();
@@ -126,10 +129,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         bail!("{}{kept}", damages.join("; "));
     }
     inspection.check_totals()?;
-    if inspection.shown == 0 && !args.stats {
-        warn("inspect: the filters leave nothing");
+    // Where nothing came, no filter has taken it away.
+    if inspection.left > 0 || inspection.datagrams == 0 {
+        return Ok(Outcome::Done);
     }
-    Ok(Outcome::Done)
+    warn("inspect: the filters leave nothing");
+    Ok(Outcome::No)
 }
 
 /// All files, one after the other.
@@ -143,8 +148,8 @@ struct Inspection<'a> {
     bytes_before: u64,
     datagrams: u64,
     recognised: u64,
-    /// Packets that were shown one by one.
-    shown: u64,
+    /// Packets that the filters left.
+    left: u64,
     /// A file was left before its end, since no filter wants the rest.
     is_cut_short: bool,
 }
@@ -180,13 +185,17 @@ impl Inspection<'_> {
                 break None;
             }
             let is_recognised = match &mut statistics {
-                Some(statistics) if place == Place::In => count(statistics, &mut dissector, &filter, datagram),
+                Some(statistics) if place == Place::In => {
+                    let (is_recognised, is_wanted) = count(statistics, &mut dissector, &filter, datagram);
+                    self.left += u64::from(is_wanted);
+                    is_recognised
+                }
                 // Taken apart even when it isn't wanted: later messages may need the symbols that this one names.
                 _ => {
                     let mut packet = dissector.packet(datagram);
                     if place == Place::In && filter.keep(&mut packet) && statistics.is_none() {
                         self.show.packet(&packet, &mut self.out).context(WRITE)?;
-                        self.shown += 1;
+                        self.left += 1;
                         if self.args.follow {
                             self.out.flush().context(WRITE)?;
                         }
@@ -238,23 +247,23 @@ impl Inspection<'_> {
     }
 }
 
-/// Counts a datagram; whether it is of a known feed.
+/// Counts a datagram; whether it is of a known feed, and whether the filters leave anything of it.
 #[inline]
 fn count(
     statistics: &mut Statistics,
     dissector: &mut Dissector,
     filter: &Filter,
     datagram: CapturedDatagram<'_>,
-) -> bool {
+) -> (bool, bool) {
     if !filter.looks_inside() {
         let framing = dissector.framing(&datagram);
         statistics.datagram(&datagram, framing);
-        return !matches!(framing, Framing::Foreign);
+        return (!matches!(framing, Framing::Foreign), true);
     }
     let mut packet = dissector.packet(datagram);
     let is_wanted = filter.keep(&mut packet);
     statistics.filtered(&packet, is_wanted);
-    !matches!(packet.framing, Framing::Foreign)
+    (!matches!(packet.framing, Framing::Foreign), is_wanted)
 }
 
 /// How packets are shown.
