@@ -16,6 +16,7 @@ use mdgw_tests::{
     process::{self, Mdgw, PATIENCE, Signal, program},
     site::{Site, text},
 };
+use serde_json::Value;
 
 #[test]
 fn wiresharks_tools_read_what_sockets_brought() {
@@ -63,14 +64,65 @@ fn check_with_wireshark(name: &str, more: &[&str]) {
         let found = rows.lines().filter(|row| row.starts_with(&wanted)).count() as u64;
         assert_eq!(found, line["packets"].as_u64().unwrap(), "line {name}: {wanted:?}");
     }
-    // What the file says of itself, block by block.
-    let told = wireshark("tshark", &["-X", "read_format:MIME Files Format", "-V", "-r", text(&out)]).unwrap();
-    for line in lines {
+    check_interface_statistics(&out, lines);
+}
+
+/// What the file says of itself, block by block, is what the summary said.
+fn check_interface_statistics(out: &Path, lines: &[Value]) {
+    let Some(told) = wireshark("tshark", &["-X", "read_format:MIME Files Format", "-V", "-r", text(out)]) else {
+        return;
+    };
+    for (index, line) in lines.iter().enumerate() {
+        let of_line = |block: &&str| block.contains(&format!("Interface: {index}\n"));
+        let block = told.split("Block: Interface Statistics Block").skip(1).filter(of_line).last();
+        let block = block.unwrap_or_else(|| panic!("no statistics of interface {index}: {told}"));
         for (name, count) in [("Dropped by OS", &line["dropped"]), ("Delivered to the User", &line["packets"])] {
             let expected = format!("Option: Number of Packets {name} = {count}\n");
-            assert!(told.contains(&expected), "{expected}");
+            assert!(block.contains(&expected), "{expected} in {block}");
         }
     }
+}
+
+#[test]
+fn packets_that_a_full_socket_drops_are_told_of_their_line() {
+    check_drops("sockets", &["--buffer", "64KiB"]);
+}
+
+#[test]
+fn packets_that_a_full_ring_drops_are_told_of_their_line() {
+    if !rustix::process::geteuid().is_root() {
+        say("SKIPPED: capture --raw: takes root");
+        return;
+    }
+    check_drops("raw", &["--raw", "--buffer", "256KiB"]);
+}
+
+/// A capture that is stopped reads nothing while more is sent on line B than the kernel holds for it.
+fn check_drops(name: &str, more: &[&str]) {
+    let site = Site::new();
+    let out = site.path(&format!("{name}.pcapng"));
+    let capture = start(&site.lines, &out, more);
+    capture.signal(Signal::Stop);
+    wait_until("the capture stands", || is_stopped(capture.id()));
+    let b = site.lines[1].to_string();
+    let fixed = ["sim", "--stocks", "200", "--interface", "127.0.0.1", "--json", "--line", &b];
+    let sent = process::run([&fixed[..], &["--messages", "60000", "--rate", "20000"]].concat()).with_code(0).json();
+    let sent = sent["copies"].as_u64().unwrap();
+    capture.signal(Signal::Continue);
+    let summary = capture.end_by(Signal::Terminate).with_code(0).json();
+    let lines = summary["lines"].as_array().unwrap();
+    let number = |line: usize, field: &str| lines[line][field].as_u64().unwrap();
+    assert_eq!((number(0, "packets"), number(0, "dropped")), (0, 0), "{summary}");
+    assert!(number(1, "packets") > 0 && number(1, "dropped") > 0, "{summary}");
+    assert_eq!(number(1, "packets") + number(1, "dropped"), sent, "{summary}");
+    assert_eq!(datagrams(&out).len() as u64, number(1, "packets"));
+    check_interface_statistics(&out, lines);
+}
+
+/// Whether all threads of a process stand still.
+fn is_stopped(process: u32) -> bool {
+    let mut threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    threads.all(|thread| fs::read_to_string(thread.unwrap().path().join("status")).unwrap().contains("State:\tT"))
 }
 
 #[test]
