@@ -4,7 +4,10 @@ mod channel;
 mod charts;
 mod compare;
 
-use std::fmt::{self, Write};
+use std::{
+    collections::BTreeSet,
+    fmt::{self, Write},
+};
 
 use mdgw_feeds::time::TradingDate;
 
@@ -21,12 +24,8 @@ use crate::observe::stages::Stage;
 /// What `out` says.
 pub fn write(report: &Report, out: &mut impl Write) -> fmt::Result {
     begin("Latency by stage", out)?;
-    let begin = Timestamp(report.begin);
-    if TradingDate::in_utc(report.begin) == TradingDate::in_utc(report.end) {
-        writeln!(out, "<p>{begin} to {} UTC</p>\n</header>", TimeOfDay(report.end))?;
-    } else {
-        writeln!(out, "<p>{begin} to {} UTC</p>\n</header>", Timestamp(report.end))?;
-    }
+    writeln!(out, "<p>{}</p>\n</header>", span(report))?;
+    builds([report], out)?;
     notices(report, out)?;
     if report.channels.len() > 1 {
         channel::all_channels(report, out)?;
@@ -47,6 +46,7 @@ pub fn write_comparison(comparison: &Comparison, out: &mut impl Write) -> fmt::R
     begin("Latency compared", out)?;
     compare::groups(comparison, out)?;
     writeln!(out, "</header>")?;
+    builds(comparison.groups.iter().map(|group| &group.report), out)?;
     comparison.groups.iter().try_for_each(|group| notices(&group.report, out))?;
     compare::sections(comparison, out)?;
     for group in &comparison.groups {
@@ -70,12 +70,28 @@ fn begin(title: &str, out: &mut impl Write) -> fmt::Result {
     )
 }
 
+/// From when to when; the date once where it is one day.
+fn span(report: &Report) -> String {
+    let begin = Timestamp(report.begin);
+    if TradingDate::in_utc(report.begin) == TradingDate::in_utc(report.end) {
+        format!("{begin} to {} UTC", TimeOfDay(report.end))
+    } else {
+        format!("{begin} to {} UTC", Timestamp(report.end))
+    }
+}
+
+/// Builds whose figures say nothing, each told once.
+fn builds<'r>(reports: impl IntoIterator<Item = &'r Report>, out: &mut impl Write) -> fmt::Result {
+    let disclosed = reports.into_iter().flat_map(|report| &report.disclosures).flat_map(|disclosed| &disclosed.entries);
+    let builds: BTreeSet<&str> = disclosed
+        .filter(|(key, build)| key == "build" && build.starts_with("debug"))
+        .map(|(_, build)| &**build)
+        .collect();
+    builds.iter().try_for_each(|build| writeln!(out, "<p class=\"notice\">Build: {}</p>", escape(build)))
+}
+
 /// What a reader must know before any figure.
 fn notices(report: &Report, out: &mut impl Write) -> fmt::Result {
-    let build = report.disclosures.iter().flat_map(|disclosed| &disclosed.entries).find(|(key, _)| key == "build");
-    if let Some((_, build)) = build.filter(|(_, build)| build.starts_with("debug")) {
-        writeln!(out, "<p class=\"notice\">Build: {}</p>", escape(build))?;
-    }
     if report.channels.is_empty() {
         writeln!(out, "<p class=\"notice\">Nothing was recorded.</p>")?;
     }
@@ -293,6 +309,7 @@ mod tests {
         ] {
             assert!(page.contains(expected), "{expected}");
         }
+        assert_eq!(page.matches("<p class=\"notice\">Build: debug").count(), 1, "said once for all groups");
     }
 
     #[test]

@@ -71,11 +71,14 @@ impl Rates {
         self.tracks.values().filter_map(at).sum()
     }
 
-    /// The middle one of all stretches' rates; 0 where there are none.
+    /// The middle one of the rates of all stretches in which anything came; 0 where there are none. A channel that is silent
+    /// most of the time would otherwise be in a burst whenever it speaks.
     pub(super) fn median(&self) -> f64 {
         let stretches = self.tracks.values().flatten();
-        let mut rates: Vec<f64> =
-            stretches.map(|stretch| self.over(stretch.start, stretch.end.0 - stretch.start.0)).collect();
+        let mut rates: Vec<f64> = stretches
+            .map(|stretch| self.over(stretch.start, stretch.end.0 - stretch.start.0))
+            .filter(|rate| *rate > 0.0)
+            .collect();
         rates.sort_by(f64::total_cmp);
         rates.get(rates.len() / 2).copied().unwrap_or(0.0)
     }
@@ -159,6 +162,17 @@ mod tests {
         assert_eq!(over(2_000, 1_000), 800.0);
         assert_eq!(over(4_000, 1_000), 0.0, "nothing was recorded then");
         assert_eq!(rates.median(), 800.0);
+    }
+
+    #[test]
+    fn silence_is_not_what_a_burst_is_measured_by() {
+        let mut rates = Rates::default();
+        for (second, count) in (0..20).zip([30, 100, 110, 120].into_iter().chain(std::iter::repeat(0))) {
+            rates.add("a", UnixNs(second * 1_000_000_000), 1_000_000_000, count);
+        }
+        rates.sort();
+        assert_eq!(rates.median(), 110.0);
+        assert_eq!(Rates::default().median(), 0.0);
     }
 
     #[test]

@@ -75,7 +75,7 @@ pub(super) fn section(channel: &ChannelReport, report: &Report, out: &mut impl W
         writeln!(
             out,
             "<p class=\"caption\">Burst: an interval in which at least {BURST_FACTOR} times as much came as in the median \
-             interval. Pause: nothing was recorded for more than three intervals. Rates are means over an interval.</p>"
+             of those in which anything came. Pause: nothing was recorded for more than three intervals. Rates are means over an interval.</p>"
         )?;
     }
     days(channel, out)?;
@@ -136,10 +136,10 @@ fn leads(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
             share(line.won_messages, messages),
             Count(line.late_messages),
             share(line.lead.count, compared),
-            latency(p50_ns),
-            latency(p90_ns),
-            latency(p99_ns),
-            latency(line.lead.max_ns)
+            lead(line.lead.count, p50_ns),
+            lead(line.lead.count, p90_ns),
+            lead(line.lead.count, p99_ns),
+            lead(line.lead.count, line.lead.max_ns)
         )?;
     }
     writeln!(
@@ -166,14 +166,19 @@ fn leads(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
         let compared = lead_count(channel.lines.iter().map(|line| line.lead_at(start)));
         write!(out, "<tr><th scope=\"row\">{}</th>", TimeOfDay(start))?;
         for line in &channel.lines {
-            let lead = line.lead_at(start);
-            let [p50_ns, _, p99_ns, ..] = lead.percentiles_ns;
-            let ahead = share(lead.count, compared);
-            write!(out, "<td>{ahead}</td><td>{}</td><td>{}</td>", latency(p50_ns), latency(p99_ns))?;
+            let then = line.lead_at(start);
+            let [p50_ns, _, p99_ns, ..] = then.percentiles_ns;
+            let ahead = share(then.count, compared);
+            write!(out, "<td>{ahead}</td><td>{}</td><td>{}</td>", lead(then.count, p50_ns), lead(then.count, p99_ns))?;
         }
         writeln!(out, "</tr>")?;
     }
     writeln!(out, "</tbody>\n</table>\n</div>")
+}
+
+/// By how much a line was ahead, where it ever was.
+fn lead(count: u64, ns: u64) -> String {
+    if count == 0 { "–".to_owned() } else { latency(ns) }
 }
 
 /// Where packets wait, and how long, by how much comes.
@@ -204,7 +209,10 @@ fn queueing(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
         &charts::load(&channel.title(), &lines),
         out,
     )?;
-    writeln!(out, "<div class=\"scroll\">\n<table>\n<thead><tr><th>load</th><th>stage</th><th>intervals</th>")?;
+    writeln!(
+        out,
+        "<div class=\"scroll\">\n<table>\n<thead><tr><th>load</th><th class=\"text\">stage</th><th>intervals</th>"
+    )?;
     QUANTILES.iter().try_for_each(|(_, name)| write!(out, "<th>{name}</th>"))?;
     writeln!(out, "<th>max</th></tr></thead>\n<tbody class=\"plain\">")?;
     let mut buckets: Vec<(&LoadBucket, Stage)> =
@@ -217,7 +225,7 @@ fn queueing(channel: &ChannelReport, out: &mut impl Write) -> fmt::Result {
         } else {
             charts::bucket_title(bucket)
         };
-        write!(out, "<tr><th scope=\"row\">{title}</th><td>{}</td>", stage_title(stage))?;
+        write!(out, "<tr><th scope=\"row\">{title}</th><td class=\"text\">{}</td>", stage_title(stage))?;
         write!(out, "<td>{}</td>", Count(bucket.intervals))?;
         for (_, value_ns) in bucket.figures.named() {
             write!(out, "<td>{}</td>", latency(value_ns))?;

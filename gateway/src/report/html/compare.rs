@@ -7,14 +7,14 @@ use std::{
 
 use mdgw_feeds::{identity::ChannelId, time::UnixNs};
 
-use super::{charts, figure, latency, stage_title};
+use super::{charts, figure, latency, span, stage_title};
 use crate::{
     observe::stages::Stage,
     report::{
         ChannelReport, Comparison, Difference, Group, Moment, StageReport, Verdict,
         chart::{STYLE_COUNT, escape},
         difference::SPREAD_NOTE,
-        quantity::{QUANTILES, Share, Timestamp},
+        quantity::{QUANTILES, Share},
         timeline::NS_PER_DAY,
     },
 };
@@ -26,11 +26,10 @@ pub(super) fn groups(comparison: &Comparison, out: &mut impl Write) -> fmt::Resu
         let logs = if report.logs.len() == 1 { "log" } else { "logs" };
         writeln!(
             out,
-            "<p><strong>{}</strong>: {} {logs}, {} to {} UTC{base}</p>",
+            "<p><strong>{}</strong>: {} {logs}, {}{base}</p>",
             escape(name),
             report.logs.len(),
-            Timestamp(report.begin),
-            Timestamp(report.end)
+            span(report)
         )?;
     }
     Ok(())
