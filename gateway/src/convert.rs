@@ -25,7 +25,7 @@ use dbn::{
 use crate::{
     dbn_file::schema_name,
     dbn_input::{DbnInput, DbnInputError},
-    output_file::OutputFile,
+    output_file::{EndedAt, OutputFile},
     replay::offline::is_same_file,
 };
 
@@ -78,12 +78,12 @@ pub enum ConvertError {
         records: u64,
     },
     /// The output.
-    #[error("write {}, after {records} records", path.display())]
+    #[error("write {}{at}", path.display())]
     Output {
         /// Where to.
         path: PathBuf,
-        /// Records handed over before.
-        records: u64,
+        /// Where that ended.
+        at: EndedAt,
         /// Why not.
         source: io::Error,
     },
@@ -149,10 +149,9 @@ pub fn run(options: &ConvertOptions, watch: &mut dyn FnMut(u64) -> ControlFlow<(
     let schema = options.schema.or_else(|| input.metadata().schema);
     let wanted = schema.map(RType::from);
     let mut converted = Converted::default();
-    let output_error = |records| move |source| ConvertError::Output { path: options.output.clone(), records, source };
-    let file = OutputFile::create(&options.output).map_err(output_error(0))?;
+    let file = OutputFile::create(&options.output).map_err(|source| RowError::Io(source).in_output(options, 0))?;
     let mut table = Table::begin(BufWriter::with_capacity(BUFFER_BYTES, file), options, schema)
-        .map_err(|error| error.in_output(options, 0, 0))?;
+        .map_err(|error| error.in_output(options, 0))?;
     let ended = loop {
         let offset = input.offset();
         let record = match input.next_record() {
@@ -175,7 +174,7 @@ pub fn run(options: &ConvertOptions, watch: &mut dyn FnMut(u64) -> ControlFlow<(
         }
         let symbol = symbols.as_ref().map(|symbols| symbols.get_for_rec(&record).map(String::as_str));
         if let Err(error) = table.write(record, rtype, symbol) {
-            return Err(error.in_output(options, offset, converted.records));
+            return Err(error.in_output(options, offset));
         }
         converted.records += 1;
         if converted.records.is_multiple_of(RECORDS_PER_LOOK) && watch(input.file_bytes_read()).is_break() {
@@ -183,7 +182,7 @@ pub fn run(options: &ConvertOptions, watch: &mut dyn FnMut(u64) -> ControlFlow<(
         }
     };
     // What was written is made readable, whatever ended it.
-    table.finish().map_err(|error| error.in_output(options, input.offset(), converted.records))?;
+    table.finish().map_err(|error| error.in_output(options, input.offset()))?;
     ended.map(|()| converted)
 }
 
@@ -288,11 +287,12 @@ impl Table {
 }
 
 impl RowError {
-    fn in_output(self, options: &ConvertOptions, offset: u64, records: u64) -> ConvertError {
+    fn in_output(self, options: &ConvertOptions, offset: u64) -> ConvertError {
         let path = options.output.clone();
+        let at = EndedAt::of(&path);
         match self {
             Self::Io(source) | Self::Encoder(dbn::Error::Io { source, .. }) => {
-                ConvertError::Output { path, records, source }
+                ConvertError::Output { path, at, source }
             }
             Self::Encoder(source) => ConvertError::Record { path: options.input.clone(), offset, source },
         }

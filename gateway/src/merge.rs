@@ -30,6 +30,7 @@ pub use self::summary::{ClockSummary, GapSummary, LaneSummary, LeadSummary, Line
 use self::{lane::Lane, output::Output, sources::Sources};
 use crate::{
     capture_file::{CaptureError, OpenOptions},
+    output_file::EndedAt,
     replay::{offline::is_same_file, routes::TooMany},
 };
 
@@ -55,12 +56,12 @@ pub enum MergeError {
     #[error(transparent)]
     Capture(#[from] CaptureError),
     /// The output could not be written any further.
-    #[error("write {path}, after {packets} packets")]
+    #[error("write {path}{at}")]
     Output {
         /// Where to.
         path: PathBuf,
-        /// Packets written before.
-        packets: u64,
+        /// Where that ended.
+        at: EndedAt,
         /// Why not.
         source: io::Error,
     },

@@ -3,7 +3,7 @@
 
 use std::{
     fmt,
-    fs::File,
+    fs::{self, File, Metadata},
     io::{self, Write},
     path::Path,
 };
@@ -45,6 +45,24 @@ impl OutputFile {
             Kind::Zstd(encoder) => encoder.finish().map(drop),
             Kind::StandardOutput(mut stdout) => stdout.flush(),
         }
+    }
+}
+
+/// How far a file has come whose writing failed; nothing where it isn't a file. Reads as the end of "write FILE".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndedAt(Option<u64>);
+
+impl EndedAt {
+    /// The length of the file as it is now.
+    #[must_use]
+    pub fn of(path: &Path) -> Self {
+        Self(fs::metadata(path).ok().filter(Metadata::is_file).map(|metadata| metadata.len()))
+    }
+}
+
+impl fmt::Display for EndedAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |bytes| write!(f, " at byte {bytes}"))
     }
 }
 

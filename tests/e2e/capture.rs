@@ -178,7 +178,8 @@ fn a_full_disk_costs_what_no_longer_fits_and_is_told_with_the_file() {
     drop(exchange);
     let told = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert_eq!(ended.status.code(), Some(2), "{told}");
-    assert!(told.contains(&format!("write {}: File too large", out.display())) && told.lines().count() == 1, "{told}");
+    let expected = format!("write {} at byte {}: File too large", out.display(), bytes(&out));
+    assert!(told.contains(&expected) && told.lines().count() == 1, "{told}");
     assert!(bytes(&out) <= 512_000);
     assert!(datagrams(&out).len() > 100, "whole blocks to the end");
 }

@@ -16,15 +16,18 @@ use std::{
 };
 
 use super::RecordError;
+use crate::output_file::EndedAt;
 
 /// A file of the capture could not be written. What was written before is in it.
 #[derive(Debug, thiserror::Error)]
-#[error("{act} {path}")]
+#[error("{act} {path}{at}")]
 pub struct SpoolError {
     /// What was tried.
     pub act: &'static str,
     /// The file.
     pub path: String,
+    /// How far it has come, where it was written to.
+    pub at: EndedAt,
     /// What the system said.
     #[source]
     pub source: io::Error,
@@ -153,6 +156,7 @@ impl Spool {
         let panicked = || SpoolError {
             act: "write",
             path: "the capture".to_owned(),
+            at: EndedAt::default(),
             source: io::Error::other("the thread that writes panicked"),
         };
         ended.and_then(Result::ok).unwrap_or_else(|| Err(panicked()))
@@ -217,7 +221,12 @@ impl Writer {
             let Some(oldest) = self.finished.pop_front() else { break };
             match fs::remove_file(&oldest) {
                 Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                    return Err(SpoolError { act: "remove", path: oldest.display().to_string(), source });
+                    return Err(SpoolError {
+                        act: "remove",
+                        path: oldest.display().to_string(),
+                        at: EndedAt::default(),
+                        source,
+                    });
                 }
                 // Whoever took it away meanwhile may have it.
                 _ => self.removed += 1,
@@ -256,6 +265,7 @@ impl OpenFile {
         sink.map(|sink| Self { path, sink, handed_over: 0 }).map_err(|source| SpoolError {
             act: "create",
             path: shown,
+            at: EndedAt::default(),
             source,
         })
     }
@@ -282,7 +292,7 @@ impl OpenFile {
             if let Some((file, whole_bytes)) = file.zip(whole_bytes) {
                 let _ = file.set_len(whole_bytes);
             }
-            self.failed(source)
+            failed(&self.path, source)
         })
     }
 
@@ -299,16 +309,15 @@ impl OpenFile {
     /// Ends the file; its bytes.
     fn finish(mut self) -> Result<u64, SpoolError> {
         if let Sink::Zstd(encoder) = self.sink {
-            let path = self.path.display().to_string();
-            let ended = encoder.finish().map_err(|source| SpoolError { act: "write", path, source });
+            let ended = encoder.finish().map_err(|source| failed(&self.path, source));
             self.sink = Sink::Plain(ended?);
         }
         Ok(self.position().unwrap_or(self.handed_over))
     }
+}
 
-    fn failed(&self, source: io::Error) -> SpoolError {
-        SpoolError { act: "write", path: self.path.display().to_string(), source }
-    }
+fn failed(path: &Path, source: io::Error) -> SpoolError {
+    SpoolError { act: "write", path: path.display().to_string(), at: EndedAt::of(path), source }
 }
 
 fn is_stream(path: &Path) -> bool {

@@ -23,7 +23,8 @@ Columns are named, ordered and written as the official Python client does it: CS
 `to_json()`, Parquet with the columns of `to_df()`, the index among them. A table holds one schema; JSON lines may hold \
 several.
 
-Exit code 2: the input could not be read to its end, or the output not be written; what was converted before is kept.
+Exit code 2: the input could not be read to its end, or the output not be written; what was converted before is kept \
+(of Parquet, whose index stands at its end, only where it was the input that ended).
 
 Examples:
   mdgw convert day.dbn.zst -o day.csv

@@ -7,7 +7,10 @@ use std::{
 };
 
 use super::{Addresses, MergeError, PacketSink};
-use crate::{capture_file::PcapWriter, output_file::OutputFile};
+use crate::{
+    capture_file::PcapWriter,
+    output_file::{EndedAt, OutputFile},
+};
 
 /// A capture in the making.
 #[derive(Debug)]
@@ -59,7 +62,7 @@ impl Output {
     }
 
     fn error(&self, source: io::Error) -> MergeError {
-        MergeError::Output { path: self.path.clone(), packets: self.written.packets, source }
+        MergeError::Output { path: self.path.clone(), at: EndedAt::of(&self.path), source }
     }
 }
 
