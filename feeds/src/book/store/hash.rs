@@ -31,6 +31,8 @@ pub struct HashStore {
     places: Vec<Order>,
     len: usize,
     len_max: usize,
+    /// The last id inserted.
+    id_last: u64,
     /// For regions, and for the places within one. They differ, or a region's ids would all come to the same places of it.
     multipliers: [u64; 2],
     /// Whole regions in the table.
@@ -66,6 +68,7 @@ impl HashStore {
             region_bits,
             len: 0,
             len_max,
+            id_last: 0,
             multipliers: MULTIPLIERS.map(|odd| odd.wrapping_add(seed.wrapping_mul(odd) << 1)),
         }
     }
@@ -168,7 +171,10 @@ impl OrderStore for HashStore {
 
     #[inline(always)]
     fn insert(&mut self, order: Order) -> Result<(), BookFault> {
-        self.prefetch(order.id.wrapping_add(IDS_AHEAD));
+        if order.id.wrapping_sub(self.id_last) <= IDS_AHEAD {
+            self.prefetch(order.id.wrapping_add(IDS_AHEAD));
+        }
+        self.id_last = order.id;
         self.put(order)
     }
 
