@@ -13,6 +13,7 @@ mod kernel_guard;
 mod log_keeping;
 mod placer;
 mod pool;
+mod replayed;
 mod report;
 mod takeovers;
 mod vigil;
@@ -135,7 +136,8 @@ pub struct Overrides {
     pub leadership: Leadership,
     /// What it begins with.
     pub beginning: Beginning,
-    /// Whether it first asks the other gateways that are configured for the state of their channels, and begins with that.
+    /// Whether it first asks others for its books, and begins with those: the other gateways that are configured for their
+    /// state, and where none gives it, the venue's server for the session that the own log ends in.
     pub takes_copies: bool,
 }
 

@@ -15,6 +15,7 @@ use mdgw::{
 use mdgw_feeds::identity::Session;
 use mdgw_tests::{
     elected::ElectedPair,
+    holding_relay::HoldingRelay,
     pair::{CHANNEL, Consumer, Member, Told, log_entries, messages_of},
     process::{Mdgw, PATIENCE, Signal},
     site::{Site, Wanted},
@@ -33,14 +34,18 @@ struct World {
 impl World {
     /// `started`: the gateways that run from the beginning.
     fn new(started: &[u8], rate: &str) -> Self {
-        let mut pair = ElectedPair::new(Wanted::itch());
+        Self::with(&Wanted::itch(), started, rate)
+    }
+
+    fn with(wanted: &Wanted, started: &[u8], rate: &str) -> Self {
+        let mut pair = ElectedPair::new(wanted.clone());
         for node in started {
             pair.start(*node);
         }
         let first = pair.gateways.site(1);
         let mut apart = Site::numbered(3);
         (apart.lines, apart.requests) = (first.lines, first.requests);
-        let oracle = Member::start_with(apart, &Wanted::itch(), Beginning::OwnLog);
+        let oracle = Member::start_with(apart, wanted, Beginning::OwnLog);
         let _leader = pair.leader();
         let joined = u32::try_from(started.len()).unwrap() + 1;
         let consumer = Consumer::open(pair.gateways.site(1), joined);
@@ -134,8 +139,43 @@ fn a_killed_gateway_comes_back_is_level_first_and_takes_over_again() {
     assert_eq!(hole, lacking.len(), "one hole, and nothing is missing behind it");
 }
 
+/// The gateway that gives its state is killed when a part of it has come: nothing of that is used.
 #[test]
-fn both_killed_and_restarted_they_go_on_and_say_where_they_are_in_doubt() {
+fn a_giver_killed_in_the_midst_of_its_copy_is_followed_by_one_with_right_books() {
+    let mut world = World::new(&[1, 2], "500");
+    world.pair.wait_until_stands(2);
+    world.take(3_000);
+    world.pair.gateways.kill(1);
+    world.pair.wait_until_leads(2);
+    let told = world.told();
+    world.take(told + 3_000);
+
+    let relay = HoldingRelay::start(world.pair.link_end(2), COPY_BYTES_MAX);
+    world.pair.put_between(2, relay.address);
+    world.pair.begin(1);
+    relay.wait_until_it_holds();
+    world.pair.gateways.kill(2);
+    world.pair.gateways.wait_until_runs(1);
+    let first = world.pair.gateways.running(1).unwrap();
+    let _none = first.says("no copy of the peer's state");
+    let _instead = first.says("the venue's server plays the session again");
+    world.pair.wait_until_leads(1);
+    assert!(!world.pair.gateways.running(1).unwrap().said().contains("begins with the peer's state"));
+    let told = world.told();
+    world.take(told + 1_000);
+    world.pair.start(2);
+    world.pair.wait_until_stands(2);
+
+    let (pair, consumer, expected) = world.end();
+    assert_eq!(consumer.check(&expected), Ok(()));
+    assert!(messages_of(&log_entries(pair.gateways.site(1))) == expected, "its log is not whole");
+}
+
+/// More than what is told before a copy, less than one.
+const COPY_BYTES_MAX: usize = 16 << 10;
+
+#[test]
+fn both_killed_and_restarted_they_have_right_books_again_from_the_venue() {
     let mut world = World::new(&[1, 2], "500");
     world.pair.wait_until_stands(2);
     world.take(3_000);
@@ -146,11 +186,34 @@ fn both_killed_and_restarted_they_go_on_and_say_where_they_are_in_doubt() {
     let leader = world.pair.leader();
     world.pair.wait_until_stands(3 - leader);
     let (pair, consumer, expected) = world.end();
-    for site in pair.gateways.sites() {
-        // Each had a peer that had begun anew, and could have given it nothing of the session.
-        let logged = messages_of(&log_entries(site));
+    assert_eq!(consumer.check(&expected), Ok(()));
+    assert!(messages_of(&log_entries(pair.gateways.site(2))) == expected, "the log of the first one is not whole");
+    let second = messages_of(&log_entries(pair.gateways.site(1)));
+    assert!(second.iter().all(|(name, records)| expected[name] == *records), "the second one says something else");
+}
+
+#[test]
+fn both_killed_and_restarted_without_a_server_they_say_the_same_and_that_it_is_in_doubt() {
+    let mut world = World::with(&Wanted { has_recovery: false, ..Wanted::itch() }, &[1, 2], "500");
+    world.pair.wait_until_stands(2);
+    world.take(3_000);
+    world.pair.gateways.kill(1);
+    world.pair.gateways.kill(2);
+    let before = messages_of(&log_entries(world.pair.gateways.site(1)));
+    world.pair.start(2);
+    world.pair.wait_until_leads(2);
+    let told = world.told();
+    world.take(told + 500);
+    world.pair.start(1);
+    world.pair.wait_until_stands(1);
+    let (pair, consumer, expected) = world.end();
+    let [second, first] = [1, 2].map(|node| messages_of(&log_entries(pair.gateways.site(node))));
+    for logged in [&first, &second] {
         assert!(logged.first_key_value() == expected.first_key_value(), "a log was given away");
     }
+    let (last, _) = before.last_key_value().unwrap();
+    let after: Vec<_> = second.iter().filter(|(name, _)| *name > last).collect();
+    assert!(after.len() > 1_000 && after.iter().all(|(name, records)| first.get(name) == Some(records)));
     // Nobody was left who had the books. What was told before is right, and what comes after it is in order and in doubt.
     let messages = consumer.told.iter().filter_map(|told| match told {
         Told::Message(session, sequence, records, is_suspect) => Some(((*session, *sequence), records, *is_suspect)),

@@ -17,6 +17,8 @@ pub struct ElectedPair {
     pub gateways: Gateways,
     wanted: Wanted,
     ends: [SocketAddrV4; 2],
+    /// Where the gateways find each other's ends; elsewhere, where something lies between.
+    found_at: [SocketAddrV4; 2],
 }
 
 impl ElectedPair {
@@ -32,7 +34,7 @@ impl ElectedPair {
         let ends = [Site::new().requests, Site::new().requests];
         let key = first.path("key");
         write_key(&key);
-        Self { gateways: Gateways::new(vec![first, second]), wanted, ends }
+        Self { gateways: Gateways::new(vec![first, second]), wanted, ends, found_at: ends }
     }
 
     /// Where a gateway listens for the other one.
@@ -41,9 +43,19 @@ impl ElectedPair {
         self.ends[usize::from(node) - 1]
     }
 
+    /// From its next start on, the other gateway finds this one's end there.
+    pub fn put_between(&mut self, node: u8, at: SocketAddrV4) {
+        self.found_at[usize::from(node) - 1] = at;
+    }
+
     /// Starts a gateway; it runs when this returns.
     pub fn start(&mut self, node: u8) {
         self.gateways.start(node, &self.config_text(node));
+    }
+
+    /// Starts a gateway, and does not wait for it.
+    pub fn begin(&mut self, node: u8) {
+        self.gateways.begin(node, &self.config_text(node));
     }
 
     /// What it says of its group; `None` when it doesn't answer.
@@ -82,7 +94,7 @@ impl ElectedPair {
 
     fn config_text(&self, node: u8) -> String {
         let (first, site, peer) = (self.gateways.site(1), self.gateways.site(node), 3 - node);
-        let [listen, peer_end] = if node == 1 { self.ends } else { [self.ends[1], self.ends[0]] };
+        let (listen, peer_end) = (self.link_end(node), self.found_at[usize::from(peer) - 1]);
         let (records, key) = (first.path("records"), first.path("key"));
         let audit = site.path("audit.jsonl");
         let keys = format!(

@@ -51,11 +51,27 @@ impl Gateways {
     /// # Panics
     /// When the configuration can't be written, or it doesn't start.
     pub fn start(&mut self, node: u8, config: &str) {
+        self.begin(node, config);
+        self.wait_until_runs(node);
+    }
+
+    /// Starts a gateway with that configuration, and does not wait for it.
+    ///
+    /// # Panics
+    /// When the configuration can't be written, or it can't be started.
+    pub fn begin(&mut self, node: u8, config: &str) {
         let path = self.site(node).path("gateway.toml");
         fs::write(&path, config).expect("the configuration can be written");
         let gateway = process::start(["run", text(&path), "--date", "2019-01-30", "--ts-recv", "none"]);
-        gateway.says("gateway runs");
         self.running[index(node)] = Some(gateway);
+    }
+
+    /// Waits until a gateway that was begun runs.
+    ///
+    /// # Panics
+    /// When it ends instead.
+    pub fn wait_until_runs(&self, node: u8) {
+        self.running(node).expect("it was begun").says("gateway runs");
         wait_until("its control socket is there", || self.status(node).is_some());
     }
 

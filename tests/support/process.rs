@@ -84,6 +84,8 @@ pub enum Signal {
     HangUp,
     /// Die at once, without a chance to tidy up.
     Kill,
+    /// Die as after a failed assertion.
+    Abort,
     /// Stop, until [`Self::Continue`].
     Stop,
     /// Go on.
@@ -106,6 +108,17 @@ pub fn start_in<A: AsRef<OsStr>>(directory: &Path, arguments: impl IntoIterator<
     start_with(directory, &[], arguments)
 }
 
+/// Starts `mdgw` in a cgroup: `members` is the file that takes its processes. All of its memory is counted there.
+///
+/// # Panics
+/// When it can't be started.
+pub fn start_below<A: AsRef<OsStr>>(members: &Path, arguments: impl IntoIterator<Item = A>) -> Mdgw {
+    let mut command = Command::new("sh");
+    // The process that becomes mdgw moves itself.
+    command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(members).arg(program()).args(arguments);
+    spawn(command)
+}
+
 /// Starts `mdgw` in that directory with these variables in its environment.
 ///
 /// # Panics
@@ -117,6 +130,10 @@ pub fn start_with<A: AsRef<OsStr>>(
 ) -> Mdgw {
     let mut command = Command::new(program());
     command.args(arguments).current_dir(directory).envs(variables.iter().copied());
+    spawn(command)
+}
+
+fn spawn(mut command: Command) -> Mdgw {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let title = command.get_args().fold("mdgw".to_owned(), |mut title, argument| {
         let _ = write!(title, " {}", argument.to_string_lossy());
@@ -188,11 +205,21 @@ impl Mdgw {
             Signal::Terminate => rustix::process::Signal::TERM,
             Signal::HangUp => rustix::process::Signal::HUP,
             Signal::Kill => rustix::process::Signal::KILL,
+            Signal::Abort => rustix::process::Signal::ABORT,
             Signal::Stop => rustix::process::Signal::STOP,
             Signal::Continue => rustix::process::Signal::CONT,
         };
         let sent = kill_process(Pid::from_child(&self.child), number);
         sent.unwrap_or_else(|error| panic!("{}: {signal:?}: {error}", self.title));
+    }
+
+    /// Whether it runs no more.
+    ///
+    /// # Panics
+    /// When the system doesn't tell.
+    #[must_use]
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("a child can be asked for").is_some()
     }
 
     /// Waits for its end.

@@ -1,4 +1,4 @@
-//! A small world: a venue, two gateways, three receivers, and whoever grants leadership, each on a host of its own; real
+//! A small world: a venue, two gateways or more, three receivers, and whoever grants leadership, each on a host of its own; real
 //! processes on a real network. It remembers all that was published and delivered, and judges it in the end.
 
 pub mod cases;
@@ -12,7 +12,9 @@ pub mod trials;
 use std::{
     fs,
     net::{Ipv4Addr, SocketAddrV4},
+    ops::RangeInclusive,
     path::{Path, PathBuf},
+    sync::Arc,
     thread::JoinHandle,
 };
 
@@ -35,6 +37,7 @@ use self::{
 use crate::{
     captures::say,
     day::DATE,
+    memory_cgroup::MemoryCgroup,
     mounted::Mounted,
     namespaces::{Host, INTERFACE, Switch},
     pair::{CHANNEL, GROUP, wait_until},
@@ -50,24 +53,26 @@ pub struct World {
     /// The switch: it loses what it is told to lose.
     pub switch: Switch,
     venue: Host,
-    gateways: [Host; 2],
-    witness: Option<(Host, Option<Mdgw>)>,
+    gateways: Vec<Host>,
+    witnesses: Vec<(Host, Option<Mdgw>)>,
     store: Option<(Vec<Host>, Ensemble)>,
-    running: [Option<Mdgw>; 2],
+    running: Vec<Option<Mdgw>>,
     /// Those that were killed: their sentinels may have something to say yet.
     killed: Vec<Mdgw>,
     /// What processes that have ended said.
     said: Vec<String>,
     /// Of each gateway's configuration.
-    revisions: [u64; 2],
+    revisions: Vec<u64>,
     disks: Vec<Mounted>,
+    /// What each gateway's memory is counted in, where it is.
+    memories: Vec<MemoryCgroup>,
     sim: Option<Mdgw>,
     /// Packets of each session that has ended.
     played: Vec<u64>,
     receivers: Vec<Receiver>,
     expected: Option<JoinHandle<Expected>>,
     folder: TempDir,
-    fast: TempDir,
+    fast: Arc<TempDir>,
 }
 
 impl World {
@@ -80,53 +85,60 @@ impl World {
         let fast = tempfile::tempdir_in(&plan.fast).expect("a temporary directory in memory");
         let key = folder.path().join("key");
         write_key(&key);
-        let gateways = [1, 2].map(|node| switch.host(&format!("gateway{node}"), address(node)));
+        let nodes = 1..=plan.gateways;
+        let gateways: Vec<Host> =
+            nodes.clone().map(|node| switch.host(&format!("gateway{node}"), address(node))).collect();
         let venue = switch.host("venue", address(VENUE));
         let mut receivers = Vec::new();
         for number in 0..RECEIVERS {
             let host = switch.host(&format!("receiver{number}"), address(FIRST_RECEIVER + number));
             // Not all of them ask the same gateway first.
-            let services = [number % 2, 1 - number % 2];
-            let services = services.map(|index| SocketAddrV4::new(address(1 + index), RETRANSMISSION_PORT));
+            let in_turn = (0..plan.gateways).map(|index| 1 + (index + number) % plan.gateways);
+            let services: Vec<_> = in_turn.map(|node| SocketAddrV4::new(address(node), RETRANSMISSION_PORT)).collect();
             let capture = fast.path().join(format!("receiver{number}.pcap"));
-            let publishers = [address(1), address(2)];
-            receivers.push(Receiver::start(&host, OUTPUT, publishers, services, &capture));
+            let publishers = nodes.clone().map(address).collect();
+            receivers.push(Receiver::start(&host, OUTPUT, publishers, &services, &capture));
         }
         let mut disks = Vec::new();
-        for node in plan.has_small_disks.then_some([1, 2]).into_iter().flatten() {
+        for node in nodes.clone().filter(|_| plan.has_small_disks) {
             disks.push(Mounted::new(test, folder.path().join(format!("disk{node}")), "256k")?);
+        }
+        let mut memories = Vec::new();
+        for node in nodes.clone().filter(|_| plan.counts_memory) {
+            memories.push(MemoryCgroup::new(test, &format!("gateway{node}"))?);
         }
         let mut world = Self {
             plan,
             switch,
             venue,
             gateways,
-            witness: None,
+            witnesses: Vec::new(),
             store: None,
-            running: [None, None],
+            running: nodes.clone().map(|_| None).collect(),
             killed: Vec::new(),
             said: Vec::new(),
-            revisions: [1; 2],
+            revisions: nodes.clone().map(|_| 1).collect(),
             disks,
+            memories,
             sim: None,
             played: Vec::new(),
             receivers,
             expected: None,
             folder,
-            fast,
+            fast: Arc::new(fast),
         };
         match world.plan.backend {
             Backend::File => {}
-            Backend::Quorum => world.start_witness(),
+            Backend::Quorum => world.start_witnesses(),
             Backend::Store(store) => world.start_store(store, test)?,
         }
         let day = world.day();
         world.expected = Some(std::thread::spawn(move || day.expected()));
         world.start_gateway(1);
         if !world.plan.begins_alone {
-            world.start_gateway(2);
+            nodes.skip(1).for_each(|node| world.start_gateway(node));
             let leader = world.leader();
-            world.wait_until_stands(3 - leader);
+            world.nodes().filter(|node| *node != leader).for_each(|node| world.wait_until_stands(node));
         }
         Some(world)
     }
@@ -166,36 +178,53 @@ impl World {
         let path = self.path(&format!("gateway{node}.toml"));
         fs::write(&path, self.config_text(node)).expect("the configuration can be written");
         let words = ["run", text(&path), "--date", DATE, "--ts-recv", "none"];
-        let gateway = self.host(node).namespace.run(|| process::start(words));
+        let start = || match self.memories.get(index(node)) {
+            Some(memory) => process::start_below(&memory.enter(), words),
+            None => process::start(words),
+        };
+        let gateway = self.host(node).namespace.run(start);
         gateway.says("gateway runs");
         self.running[index(node)] = Some(gateway);
         wait_until("its control socket is there", || self.status(node).is_some());
     }
 
-    fn start_witness(&mut self) {
-        let host = self.switch.host("witness", address(WITNESS));
-        fs::write(self.path("witness.toml"), self.witness_text(host.address))
-            .expect("the configuration can be written");
-        self.witness = Some((host, None));
-        self.restart_witness();
+    fn start_witnesses(&mut self) {
+        for node in self.witness_nodes() {
+            let host = self.switch.host(&format!("witness{node}"), address(node));
+            fs::write(self.path(&format!("witness{node}.toml")), self.witness_text(node))
+                .expect("the configuration can be written");
+            self.witnesses.push((host, None));
+        }
+        self.restart_witnesses();
     }
 
-    /// Starts the witness, again.
-    ///
-    /// # Panics
-    /// When there is none.
-    pub fn restart_witness(&mut self) {
-        let path = self.path("witness.toml");
-        let (host, witness) = self.witness.as_mut().expect("a quorum has a witness");
-        *witness = Some(host.namespace.run(|| process::start(["witness", text(&path)])));
+    /// Starts all witnesses, again.
+    pub fn restart_witnesses(&mut self) {
+        let paths: Vec<_> = self.witness_nodes().map(|node| self.path(&format!("witness{node}.toml"))).collect();
+        for ((host, witness), path) in self.witnesses.iter_mut().zip(paths) {
+            *witness = Some(host.namespace.run(|| process::start(["witness", text(&path)])));
+        }
     }
 
-    /// Kills the witness as a crash does.
-    ///
-    /// # Panics
-    /// When there is none.
-    pub fn kill_witness(&mut self) {
-        drop(self.witness.as_mut().expect("a quorum has a witness").1.take());
+    /// Kills all witnesses as a crash does.
+    pub fn kill_witnesses(&mut self) {
+        self.witnesses.iter_mut().for_each(|(_, witness)| drop(witness.take()));
+    }
+
+    /// So many that one gateway and they are most of all voters.
+    fn witness_nodes(&self) -> RangeInclusive<u8> {
+        FIRST_WITNESS..=FIRST_WITNESS + self.plan.gateways - 2
+    }
+
+    /// The gateways' numbers.
+    pub fn nodes(&self) -> RangeInclusive<u8> {
+        1..=self.plan.gateways
+    }
+
+    /// Those that run.
+    #[must_use]
+    pub fn running(&self) -> Vec<u8> {
+        self.nodes().filter(|node| self.running[index(*node)].is_some()).collect()
     }
 
     fn start_store(&mut self, store: Store, test: &str) -> Option<()> {
@@ -228,6 +257,34 @@ impl World {
         let at = self.signal(node, Signal::Kill);
         self.killed.extend(self.running[index(node)].take());
         at
+    }
+
+    /// Lets it die as after a failed assertion; when, ns since 1970 UTC.
+    ///
+    /// # Panics
+    /// When it doesn't run.
+    pub fn abort(&mut self, node: u8) -> u64 {
+        let at = self.signal(node, Signal::Abort);
+        self.killed.extend(self.running[index(node)].take());
+        at
+    }
+
+    /// Leaves it no more memory than it has, until the kernel kills it; when that was begun, ns since 1970 UTC.
+    ///
+    /// # Panics
+    /// When it doesn't run, or its memory isn't counted, see [`Plan::counts_memory`].
+    pub fn starve(&mut self, node: u8) -> u64 {
+        let memory = self.memories.get(index(node)).expect("its memory is counted");
+        let gateway = self.running[index(node)].as_mut().expect("who is starved runs");
+        let now = unix_now();
+        wait_until("it is out of memory", || {
+            memory.take_the_rest();
+            memory.has_killed()
+        });
+        wait_until("it is dead", || gateway.has_ended());
+        memory.give_back();
+        self.killed.extend(self.running[index(node)].take());
+        now.0
     }
 
     /// Ends it in order; when, ns since 1970 UTC.
@@ -306,16 +363,24 @@ impl World {
     pub fn leader(&self) -> u8 {
         let mut leader = None;
         wait_until("one of them leads", || {
-            let running = [1, 2].into_iter().filter(|node| self.running[index(*node)].is_some());
-            leader = running.into_iter().find(|node| self.role(*node) == "leader");
+            leader = self.running().into_iter().find(|node| self.role(*node) == "leader");
             leader.is_some()
         });
         leader.unwrap_or_default()
     }
 
-    /// Waits until that gateway stands for election.
+    /// Waits until that gateway stands for election and has all that the leader had when it was asked: one that was only
+    /// stopped stands at once, and has nothing to say yet.
     pub fn wait_until_stands(&self, node: u8) {
         wait_until("it stands", || self.role(node) == "candidate");
+        let reached = self.reached(self.leader());
+        wait_until("it is level", || self.reached(node) >= reached);
+    }
+
+    /// How far that gateway has come. Sessions differ in their restart alone, which has one digit.
+    fn reached(&self, node: u8) -> Option<(String, u64)> {
+        let ready = &self.status(node)?["details"]["channels"][0]["ready"];
+        Some((ready["session"].as_str()?.to_owned(), ready["sequence"].as_u64()?))
     }
 
     /// The highest epoch that every receiver believes.
@@ -352,9 +417,11 @@ impl World {
             self.said.push(gateway.end_by(Signal::Terminate).stderr);
         }
         self.said.extend(self.killed.drain(..).map(|gateway| gateway.end().stderr));
-        let audits = [1, 2].map(|node| fs::read_to_string(self.audit(node)).unwrap_or_default());
+        let audits: Vec<_> =
+            self.nodes().map(|node| fs::read_to_string(self.audit(node)).unwrap_or_default()).collect();
         let received: Vec<(PathBuf, Received)> = self.receivers.drain(..).map(Receiver::finish).collect();
-        Judged::of(&expected, received, &Records { audits: &audits, said: &self.said })
+        let records = Records { audits: &audits, said: &self.said };
+        Judged::of(&expected, received, &records, Arc::clone(&self.fast))
     }
 
     /// A file of this world.
@@ -369,11 +436,11 @@ impl World {
         &self.gateways[index(node)]
     }
 
-    /// The hosts of whoever grants leadership, beside the gateways: the witness, or the store.
+    /// The hosts of whoever grants leadership, beside the gateways: witnesses, or the store.
     #[must_use]
     pub fn grantors(&self) -> Vec<Host> {
-        let witness = self.witness.iter().map(|(host, _)| host);
-        witness.chain(self.store.iter().flat_map(|(hosts, _)| hosts)).cloned().collect()
+        let witnesses = self.witnesses.iter().map(|(host, _)| host);
+        witnesses.chain(self.store.iter().flat_map(|(hosts, _)| hosts)).cloned().collect()
     }
 
     /// Leaves no room for votes and audit of that gateway, or makes some again.
@@ -442,7 +509,7 @@ fn index(node: u8) -> usize {
 
 /// On average, of a made-up day; `mdgw sim` counts packets.
 const MESSAGES_PER_PACKET: f64 = 11.08;
-const WITNESS: u8 = 3;
+const FIRST_WITNESS: u8 = 5;
 const VENUE: u8 = 9;
 const FIRST_RECEIVER: u8 = 11;
 const FIRST_STORE: u8 = 21;

@@ -7,7 +7,7 @@ use mdgw_feeds::{
     published::position::StreamPosition,
 };
 
-use super::{Beginning, condition::log_end, wiring::log_directory};
+use super::{condition::log_end, wiring::log_directory};
 use crate::{
     config::{Resolved, resolved::ChannelSetup},
     election::auth::SharedKey,
@@ -33,14 +33,19 @@ impl Givers {
         }
     }
 
+    /// Whether none of those that were asked answers any more.
+    pub(super) fn are_gone(&self) -> bool {
+        self.key.is_some() && self.peers.is_empty()
+    }
+
     /// The channel in the state in which another gateway has it; `None` where none gives one that is worth it. `joining`: how it
-    /// is to be set up; `otherwise`: what it begins with then.
+    /// is to be set up; `has_input`: whether it can have the whole session's input otherwise.
     pub(super) fn channel(
         &mut self,
         config: &Resolved,
         setup: &ChannelSetup,
         joining: &ChannelConfig,
-        otherwise: Beginning,
+        has_input: &mut dyn FnMut() -> bool,
     ) -> Option<Channel> {
         let key = self.key.as_ref()?;
         let own = log_end(&log_directory(config, setup.id), setup.id);
@@ -49,7 +54,8 @@ impl Givers {
                 Ok(channel) => {
                     let (session, next) = channel.position()?;
                     let at = StreamPosition::at(session, next);
-                    let Err(why) = is_worth(at, channel.has_missed(), own, otherwise) else {
+                    let has_missed = channel.has_missed();
+                    let Err(why) = is_worth(at, has_missed, own, has_missed && has_input()) else {
                         tracing::info!(%peer, channel = setup.name, %session, next = next.0, "begins with the peer's state");
                         return Some(channel);
                     };
@@ -82,20 +88,20 @@ fn copy_of(peer: SocketAddrV4, node: u8, key: &SharedKey, joining: &ChannelConfi
 
 /// Whether a state is better than what this gateway has by itself.
 ///
-/// What the own log holds stays there; it goes on at the copy's position. So a copy must not lie before the log's end, and a
-/// hole in the log has to be worth it: books in doubt are no better than those that the own log, or the whole session, leaves.
+/// What the own log holds stays there; it goes on at the copy's position. So a copy must not lie before the log's end. Books in
+/// doubt are no better than the whole session's input, and better than the empty ones that are in doubt too: what both
+/// gateways make of the rest of the session is then the same.
 fn is_worth(
     copied: StreamPosition,
     has_missed: bool,
     own: Option<StreamPosition>,
-    otherwise: Beginning,
+    has_input: bool,
 ) -> Result<(), &'static str> {
     let order = own.map_or(Ordering::Greater, |own| copied.session.cmp(&own.session));
     match order {
         Ordering::Less => Err("the own log is of a newer session"),
         Ordering::Equal if own > Some(copied) => Err("the own log has come further"),
-        Ordering::Equal if has_missed => Err("its books are in doubt, and the own log is of the same session"),
-        _ if has_missed && otherwise == Beginning::WholeSession => Err("its books are in doubt, but it has the input"),
+        _ if has_missed && has_input => Err("its books are in doubt, and the session's input is to be had"),
         Ordering::Equal | Ordering::Greater => Ok(()),
     }
 }
@@ -122,23 +128,24 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_taken_that_neither_goes_back_nor_trades_the_own_log_for_doubt() {
-        use Beginning::{OwnLog, WholeSession};
-        for (copied, has_missed, own, otherwise, is_taken) in [
-            (at(1, 500), false, None, OwnLog, true),
-            (at(1, 500), false, None, WholeSession, true),
-            (at(1, 500), false, Some(at(1, 500)), OwnLog, true),
-            (at(1, 500), false, Some(at(1, 40)), WholeSession, true),
-            (at(1, 500), false, Some(at(1, 501)), OwnLog, false),
-            (at(1, 500), false, Some(at(2, 1)), OwnLog, false),
-            (at(1, 500), false, Some(at(0, 900)), OwnLog, true),
-            (at(1, 500), true, Some(at(1, 40)), OwnLog, false),
-            (at(1, 500), true, None, OwnLog, true),
-            (at(1, 500), true, Some(at(0, 40)), OwnLog, true),
-            (at(1, 500), true, None, WholeSession, false),
+    fn a_state_is_taken_that_neither_goes_back_nor_trades_input_for_doubt() {
+        for (copied, has_missed, own, has_input, is_taken) in [
+            (at(1, 500), false, None, false, true),
+            (at(1, 500), false, None, true, true),
+            (at(1, 500), false, Some(at(1, 500)), false, true),
+            (at(1, 500), false, Some(at(1, 40)), true, true),
+            (at(1, 500), false, Some(at(1, 501)), false, false),
+            (at(1, 500), false, Some(at(2, 1)), false, false),
+            (at(1, 500), false, Some(at(0, 900)), false, true),
+            (at(1, 500), true, Some(at(1, 40)), false, true),
+            (at(1, 500), true, Some(at(1, 40)), true, false),
+            (at(1, 500), true, Some(at(1, 501)), false, false),
+            (at(1, 500), true, None, false, true),
+            (at(1, 500), true, Some(at(0, 40)), false, true),
+            (at(1, 500), true, None, true, false),
         ] {
-            let outcome = is_worth(copied, has_missed, own, otherwise);
-            assert_eq!(outcome.is_ok(), is_taken, "{copied:?} {has_missed} {own:?} {otherwise:?}");
+            let outcome = is_worth(copied, has_missed, own, has_input);
+            assert_eq!(outcome.is_ok(), is_taken, "{copied:?} {has_missed} {own:?} {has_input}");
         }
     }
 }

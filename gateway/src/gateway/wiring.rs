@@ -25,6 +25,7 @@ use super::{
     copied::Givers,
     log_keeping::{KeptLog, LOG_COUNTERS},
     pool::PoolOf,
+    replayed::Replay,
 };
 use crate::{
     config::{
@@ -278,8 +279,13 @@ impl<'c> Wiring<'c> {
         // Nobody outside can choose order ids that collide.
         config.books.order_hash_seed = RandomState::new().hash_one(setup.id.0);
         let joining = joining(config.clone());
-        let copied = self.givers.channel(self.config, setup, &joining, self.overrides.beginning);
-        if self.overrides.leadership == Leadership::Elected && self.overrides.beginning == Beginning::WholeSession {
+        let mut replay = Replay::new(setup, self.numbering_to_replay(setup.id));
+        let mut is_given_whole = self.overrides.beginning == Beginning::WholeSession;
+        let has_input = &mut || is_given_whole || replay.can_be_had();
+        let copied = self.givers.channel(self.config, setup, &joining, has_input);
+        // Who was to give it may have died over the copy.
+        is_given_whole &= !self.givers.are_gone();
+        if self.overrides.leadership == Leadership::Elected && is_given_whole {
             config = joining;
         }
 
@@ -293,8 +299,13 @@ impl<'c> Wiring<'c> {
         };
         let begins = copied.as_ref().and_then(left_by);
         let OpenedLog { sink, directory: log_directory, resumed } =
-            self.open_log(setup, output, &words, gauges, begins)?;
+            self.open_log(setup, output, &words, gauges, begins, is_given_whole)?;
         config.logged = resumed.map(|left| (left.session, left.next));
+        let is_amid = resumed.is_some_and(|left| !left.has_ended && left.next > Sequence(1));
+        if copied.is_none() && !is_given_whole && is_amid && replay.can_be_had() {
+            tracing::info!(channel = setup.name, "the venue's server plays the session again, for the books");
+            config = replaying(config);
+        }
         let of_group = self.config.channels.iter().filter(|other| other.group == setup.group).count() as u64;
         let publisher = PublisherConfig {
             group: setup.group,
@@ -331,10 +342,11 @@ impl<'c> Wiring<'c> {
         words: &Arc<TakeoverWords>,
         gauges: ChannelGauges,
         begins: Option<LeftAt>,
+        is_given_whole: bool,
     ) -> Result<OpenedLog, GatewayError> {
         let gateway = &self.config.gateway;
         let directory = log_directory(self.config, setup.id);
-        if self.overrides.beginning == Beginning::WholeSession && begins.is_none() && directory.exists() {
+        if is_given_whole && begins.is_none() && directory.exists() {
             let act = format!("remove the log of channel {}, which begins anew", setup.name);
             std::fs::remove_dir_all(&directory).map_err(GatewayError::io(act))?;
         }
@@ -381,7 +393,8 @@ impl<'c> Wiring<'c> {
         let of_log = logged.map(|(session, next)| LeftAt { session, next, has_ended });
         // Both are of the present session. A log may lack what was written to private memory, or be gone.
         let of_log = of_log.filter(|left| self.is_current(setup.id, left.session));
-        let resumed = of_log.into_iter().chain(self.left_at(setup.id)).max_by_key(|left| left.next);
+        let left_at = self.state.left_at(setup.id).filter(|_| !is_given_whole);
+        let resumed = of_log.into_iter().chain(left_at).max_by_key(|left| left.next);
         let resumed = begins.or(resumed);
         let mut sink = LogSink::new(opened.writer);
         if let Some(LeftAt { session, next, has_ended }) = resumed {
@@ -390,14 +403,16 @@ impl<'c> Wiring<'c> {
         Ok(OpenedLog { sink, directory, resumed })
     }
 
-    /// Where the gateway left the channel, if it ended in order and doesn't begin anew.
-    fn left_at(&self, channel: ChannelId) -> Option<LeftAt> {
-        if self.overrides.beginning == Beginning::WholeSession { None } else { self.state.left_at(channel) }
-    }
-
     /// Whether no newer session has begun since, one that came to no entry of the log.
     fn is_current(&self, channel: ChannelId, session: Session) -> bool {
         self.state.numbering(channel).is_none_or(|numbering| numbering.session == session)
+    }
+
+    /// What the books of a channel can be had from again, should no other gateway give them.
+    fn numbering_to_replay(&self, channel: ChannelId) -> Option<Numbering> {
+        let Overrides { leadership, takes_copies, .. } = self.overrides;
+        let is_wanted = leadership == Leadership::Elected && takes_copies;
+        self.state.numbering(channel).filter(|numbering| is_wanted && numbering.has_messages)
     }
 
     /// Output sockets are numbered through, in the order of the configuration.
@@ -499,10 +514,19 @@ impl<'c> Wiring<'c> {
 }
 
 /// How a channel is set up that gets what is behind it from the peer.
-fn joining(mut config: ChannelConfig) -> ChannelConfig {
+fn joining(config: ChannelConfig) -> ChannelConfig {
+    let mut config = replaying(config);
     if let Some(recovery) = &mut config.arbiter.recovery {
-        // The link to the peer has to come up first, and a day is longer than any gap.
+        // The link to the peer has to come up first.
         recovery.peer_attempts_max = PEER_ATTEMPTS_TO_JOIN_MAX;
+    }
+    config
+}
+
+/// How a channel is set up that has what is behind it played again by the venue, its log's end included.
+fn replaying(mut config: ChannelConfig) -> ChannelConfig {
+    if let Some(recovery) = &mut config.arbiter.recovery {
+        // A day is longer than any gap.
         (recovery.gap_messages_max, recovery.session_messages_max) = (u64::MAX, u64::MAX);
     }
     config.arbiter.when_full = WhenFull::RefusePacket;

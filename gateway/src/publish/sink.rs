@@ -2,7 +2,7 @@
 
 use mdgw_feeds::{
     channel::ChannelState,
-    frame::{FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameMeta, FrameSink, StateBody},
+    frame::{FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind, FrameMeta, FrameSink, GapBody, StateBody},
     identity::{Sequence, Session},
     published::{packet::PacketFlags, position::StreamPosition},
     time::UnixNs,
@@ -19,6 +19,8 @@ use zerocopy::IntoBytes;
 pub struct LogSink {
     writer: Writer,
     numbering: Option<Numbering>,
+    /// What comes before it is in the log already, and comes again for the sake of the books.
+    replayed_until: Option<Sequence>,
     /// Frames in the open entry.
     frame_count: u16,
     now: UnixNs,
@@ -59,7 +61,8 @@ impl LogSink {
     /// Writes to that log.
     #[must_use]
     pub fn new(writer: Writer) -> Self {
-        Self { writer, numbering: None, frame_count: 0, now: UnixNs(0), counts: SinkCounts::default() }
+        let counts = SinkCounts::default();
+        Self { writer, numbering: None, replayed_until: None, frame_count: 0, now: UnixNs(0), counts }
     }
 
     /// Goes on where the run before had got: what it committed ended at `next` of `session`, which the venue may have
@@ -194,6 +197,15 @@ impl LogSink {
         self.writer.payload_bytes_max().saturating_sub(FRAME_HEADER_BYTES)
     }
 
+    /// A frame of what is in the log already. Of a gap the rest is new, where the log ends inside it.
+    #[cold]
+    fn replayed(&mut self, meta: &FrameMeta, until: Sequence) {
+        if meta.kind == FrameKind::Gap && meta.next > until {
+            let body = GapBody { first: until.0.into(), next: meta.next.0.into() };
+            self.frame(&FrameMeta::own(FrameKind::Gap, until, meta.next), 0, body.as_bytes());
+        }
+    }
+
     #[inline]
     fn commit(&mut self, next: Sequence, flags: PacketFlags) {
         let Some(numbering) = self.numbering.as_mut() else { return };
@@ -215,6 +227,12 @@ impl LogSink {
 impl FrameSink for LogSink {
     #[inline]
     fn frame(&mut self, meta: &FrameMeta, record_count: u16, body: &[u8]) {
+        if let Some(until) = self.replayed_until {
+            if meta.sequence < until {
+                return self.replayed(meta, until);
+            }
+            self.replayed_until = None;
+        }
         let written = if body.len() <= self.part_bytes_max() {
             let flags = meta.flags.with(FrameFlags::FIRST_PART).with(FrameFlags::LAST_PART);
             self.append(&header(meta, record_count, body.len(), flags, 0), body)
@@ -236,7 +254,10 @@ impl FrameSink for LogSink {
 
     fn session(&mut self, session: Session, next: Sequence) {
         self.settle();
-        self.numbering = Some(Numbering::beginning(session, next));
+        let begins = Numbering::beginning(session, next);
+        let of_log = self.numbering.filter(|of_log| of_log.session == begins.session && of_log.committed > next);
+        self.replayed_until = of_log.map(|of_log| of_log.committed);
+        self.numbering = of_log.or(Some(begins));
     }
 
     fn end_of_session(&mut self) {
@@ -301,9 +322,9 @@ fn records_up_to(body: &[u8], bytes_max: usize) -> Option<(usize, u16)> {
 
 #[cfg(test)]
 mod tests {
-    use mdgw_feeds::{frame::FrameKind, identity::Feed, time::TradingDate};
+    use mdgw_feeds::{identity::Feed, time::TradingDate};
     use mdgw_publog::{LogOptions, Opened, Reader};
-    use zerocopy::FromBytes;
+    use zerocopy::{FromBytes, little_endian::U64};
 
     use super::*;
 
@@ -494,6 +515,40 @@ mod tests {
         sink.settled(Sequence(2));
         sink.end_of_session();
         assert_eq!(world.entries(), ["#0 [1,4) 0: (1.0+1)", "#1 [1,3) 0: (1.0+1)", "#1 [3,3) 9:", "#2 [1,2) 9:"]);
+    }
+
+    #[test]
+    fn what_is_in_the_log_already_is_not_logged_again_when_it_is_played_again() {
+        let mut world = World::new();
+        let sink = &mut world.sink;
+        sink.resume(session(0), Sequence(4), false);
+        sink.session(session(0), Sequence(1));
+        for sequence in 1..6 {
+            sink.frame(&message(sequence), 1, &records(1, 80));
+            sink.flush();
+        }
+        assert_eq!(world.entries(), ["#0 [4,5) 0: (4.0+1)", "#0 [5,6) 0: (5.0+1)"]);
+        world.sink.session(session(1), Sequence(1));
+        world.sink.frame(&message(1), 1, &records(1, 80));
+        world.sink.flush();
+        assert_eq!(world.entries().last().unwrap(), "#1 [1,2) 0: (1.0+1)", "another session is new");
+    }
+
+    #[test]
+    fn of_a_gap_that_is_declared_again_the_log_gets_what_it_lacks() {
+        let mut world = World::new();
+        let sink = &mut world.sink;
+        sink.resume(session(0), Sequence(4), false);
+        sink.session(session(0), Sequence(1));
+        let gap = |first, next| GapBody { first: U64::new(first), next: U64::new(next) };
+        sink.frame(&FrameMeta::own(FrameKind::Gap, Sequence(1), Sequence(3)), 0, gap(1, 3).as_bytes());
+        sink.frame(&FrameMeta::own(FrameKind::Gap, Sequence(3), Sequence(9)), 0, gap(3, 9).as_bytes());
+        sink.flush();
+        assert_eq!(world.entries(), ["#0 [4,9) 0: (4.0+0)"]);
+        let mut reader = Reader::open(world.directory.path(), 1).unwrap();
+        let entry = reader.next().unwrap();
+        let body = GapBody::ref_from_bytes(&entry.payload[FRAME_HEADER_BYTES..]).unwrap();
+        assert_eq!((body.first.get(), body.next.get()), (4, 9));
     }
 
     #[test]

@@ -37,6 +37,17 @@ fn a_takeover_that_says_a_tail_again_keeps_all_promises() {
 }
 
 #[test]
+fn the_first_packet_of_an_epoch_may_begin_before_what_was_heard_and_must_go_beyond_it() {
+    let mut straddled = world();
+    straddled.live(5, 0, 1, 93).say(Forged::heartbeat(6, 1, 90));
+    straddled.say(Forged { next: 93, ..Forged::message(6, 1, 88) }).live(6, 1, 93, 99);
+    assert_eq!(broken(&straddled), []);
+    let mut before = world();
+    before.live(5, 0, 1, 93).say(Forged::heartbeat(6, 1, 90)).say(Forged::message(6, 1, 88));
+    assert_eq!(broken(&before), [InOrder]);
+}
+
+#[test]
 fn a_name_said_twice_in_one_epoch_is_found_and_a_packet_captured_twice_is_not() {
     let mut world = world();
     world.live(5, 0, 1, 10).again();

@@ -23,8 +23,6 @@ pub struct Case {
     pub about: &'static str,
     /// What has to come of it.
     pub wanted: Wanted,
-    /// Books may be in doubt afterwards, if that is said.
-    pub may_doubt: bool,
     /// Who grants leadership where nobody asks for somebody else.
     pub backend: Backend,
     /// What the world has to be like.
@@ -58,11 +56,7 @@ pub struct Blow {
 impl Case {
     /// Of a pair over records in memory, in an ordinary world.
     const fn new(name: &'static str, about: &'static str, wanted: Wanted, strike: fn(&mut World, u64) -> Blow) -> Self {
-        Self { name, about, wanted, may_doubt: false, backend: Backend::File, prepare: |_| {}, strike }
-    }
-
-    const fn in_doubt(self) -> Self {
-        Self { may_doubt: true, ..self }
+        Self { name, about, wanted, backend: Backend::File, prepare: |_| {}, strike }
     }
 
     const fn over(self, backend: Backend) -> Self {
@@ -77,20 +71,34 @@ impl Case {
 const ETCD: Backend = Backend::Store(Store::Etcd);
 
 /// All of them.
-pub const CASES: [Case; 34] = {
+pub const CASES: [Case; 37] = {
     use Backend::Quorum;
     use Wanted::{NothingMoves, OtherLeads, SomebodyLeads};
     [
         Case::new("kill", "the leader is killed (SIGKILL) and started again", OtherLeads, processes::kill),
+        Case::new("abort", "the leader aborts (SIGABRT) and is started again", OtherLeads, processes::abort),
+        Case::new(
+            "out-of-memory",
+            "the leader gets no more memory, is killed by the kernel, and started again",
+            OtherLeads,
+            processes::starve,
+        )
+        .with(|plan| plan.counts_memory = true),
+        Case::new(
+            "three-kills",
+            "of three gateways the leader is killed, then the one that follows it; both are started again",
+            OtherLeads,
+            processes::kill_one_after_the_other,
+        )
+        .with(|plan| plan.gateways = 3),
         Case::new("stop", "the leader is stopped (SIGSTOP) for 0.2 to 3 s and goes on", OtherLeads, processes::stop),
         Case::new("hand-over", "the leader is asked to hand over", OtherLeads, processes::hand_over),
         Case::new(
             "both-restarted",
-            "both gateways are killed in one moment, and started again: nobody has their books",
+            "both gateways are killed in one moment, and started again: the venue has to play the session once more",
             SomebodyLeads,
             processes::restart_both,
-        )
-        .in_doubt(),
+        ),
         Case::new("alone", "the other gateway comes to one that was started alone, and goes", NothingMoves, |world, _| {
             processes::join_alone(world)
         })

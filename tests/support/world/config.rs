@@ -1,10 +1,10 @@
 //! What the processes of a world are started with.
 
-use std::{net::Ipv4Addr, path::Path};
+use std::{fmt::Write as _, path::Path};
 
 use super::{
     FIRST_STORE, LINES, LINK_PORT, OUTPUT, REQUEST_PORT, RETRANSMISSION_PORT, STORE_NODES, STORE_PORT, VENUE,
-    VOTE_PORT, WITNESS, World, address, index,
+    VOTE_PORT, World, address, index,
     plan::{Backend, Plan},
 };
 use crate::{failover::Timing, namespaces::INTERFACE, site::text, stores::Store};
@@ -16,11 +16,12 @@ impl World {
         let (state, log) = (at(self.folder.path(), "state"), at(self.fast.path(), "log"));
         let votes = self.disk(node);
         let (audit, socket, key) = (self.audit(node), self.socket(node), self.path("key"));
-        let (peer, own) = (3 - node, address(node));
+        let own = address(node);
+        let peers = || self.nodes().filter(|peer| *peer != node);
         let Plan { timing: Timing(lease, renewal, margin), priority, channel, output, .. } = &self.plan;
         let revision = self.revisions[index(node)];
         // What the output depends on differs from revision to revision, though no day notices.
-        let orders_max = ORDERS_MAX + revision;
+        let orders_max = ORDERS_MAX.max(self.plan.messages.next_power_of_two() / 8) + revision;
         let [line_a, line_b] = LINES;
         let sentinel = if self.plan.has_sentinel { "started" } else { "none" };
         let mut config = format!(
@@ -54,11 +55,10 @@ impl World {
                 };
                 format!(
                     "\"quorum\"\n[election.quorum]\nlisten = \"{own}:{VOTE_PORT}\"\nkey_file = \"{}\"\n\
-                     vote_directory = \"{}\"\n{}{}",
+                     vote_directory = \"{}\"\n{}",
                     text(&key),
                     at(votes, "votes"),
-                    voter(peer),
-                    voter(WITNESS),
+                    peers().chain(self.witness_nodes()).map(voter).collect::<String>(),
                 )
             }
             Backend::Store(store) => {
@@ -69,28 +69,34 @@ impl World {
                 format!("\"{name}\"\n[election.{name}]\nendpoints = [{}]\n", endpoints.join(", "))
             }
         };
-        config += &format!(
-            "[election.link]\nlisten = \"{own}:{LINK_PORT}\"\npeer = \"{}:{LINK_PORT}\"\nkey_file = \"{}\"\n\
-             sentinel = \"{sentinel}\"\nhistory_bytes = {}\n[[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n",
-            address(peer),
+        // Writing to a string cannot fail.
+        let _ = write!(
+            config,
+            "[election.link]\nlisten = \"{own}:{LINK_PORT}\"\nkey_file = \"{}\"\nsentinel = \"{sentinel}\"\n\
+             history_bytes = {}\n",
             text(&key),
             self.plan.history_bytes,
         );
+        for peer in peers() {
+            let link = format!("{}:{LINK_PORT}", address(peer));
+            let _ = write!(config, "[[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\nlink = \"{link}\"\n");
+        }
         config
     }
 
-    /// Of the witness.
-    pub(super) fn witness_text(&self, own: Ipv4Addr) -> String {
+    /// Of that witness.
+    pub(super) fn witness_text(&self, node: u8) -> String {
+        let others = self.nodes().chain(self.witness_nodes()).filter(|other| *other != node);
         let peer = |node: u8| format!("[[peer]]\nnode = {node}\naddress = \"{}:{VOTE_PORT}\"\n", address(node));
         format!(
-            "node = {WITNESS}\nlisten = \"{own}:{VOTE_PORT}\"\nkey_file = \"{}\"\nvote_directory = \"{}\"\n{}{}",
+            "node = {node}\nlisten = \"{}:{VOTE_PORT}\"\nkey_file = \"{}\"\nvote_directory = \"{}\"\n{}",
+            address(node),
             text(&self.path("key")),
-            text(&self.path("witness-votes")),
-            peer(1),
-            peer(2),
+            text(&self.path(&format!("votes{node}"))),
+            others.map(peer).collect::<String>(),
         )
     }
 }
 
-/// Orders that fit the books of the first revision.
+/// Orders that fit the books of the first revision, but for days of more than 8 million messages.
 const ORDERS_MAX: u64 = 1 << 20;

@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use mdgw::{
@@ -19,12 +20,18 @@ use mdgw_feeds::{
     time::{MonoNs, UnixNs},
 };
 use serde_json::Value;
+use tempfile::TempDir;
 
 use super::{
     cases::{Blow, Wanted},
     receiver::{Delivered, Received, What, content},
 };
-use crate::{day::DATE, feeds::SESSION, process, site::text};
+use crate::{
+    day::DATE,
+    feeds::SESSION,
+    process::{self, Ended},
+    site::text,
+};
 
 /// Stocks of the venue's day.
 pub const STOCKS: u16 = 200;
@@ -166,12 +173,6 @@ impl Faults {
         lost + doubled + out_of_order + different + unheard_of + declared + lost_on_the_way + suspect + in_doubt
     }
 
-    /// All but what comes of books that are said to be in doubt.
-    #[must_use]
-    pub fn beyond_doubt(&self) -> Self {
-        Self { suspect: 0, in_doubt: 0, ..*self }
-    }
-
     /// Those of another receiver too.
     pub fn add(&mut self, other: &Self) {
         self.lost += other.lost;
@@ -222,10 +223,10 @@ pub struct Judged {
     pub received: Vec<Received>,
     /// What `mdgw ha verify` says of all captures.
     pub verified: Value,
-    /// What it says in words.
-    pub verdict: String,
-    /// Messages that some receiver heard more than once.
-    pub said_again: u64,
+    /// What each receiver captured.
+    captures: Vec<PathBuf>,
+    /// They lie in there.
+    _kept_in: Arc<TempDir>,
     /// Packets of an epoch that receivers had left behind, over all of them.
     pub fenced: u64,
     /// When each epoch's leader knew that it leads, ns since 1970 UTC, by the audits.
@@ -246,39 +247,52 @@ pub(super) struct Records<'a> {
 }
 
 impl Judged {
-    pub(super) fn of(expected: &Expected, received: Vec<(PathBuf, Received)>, records: &Records<'_>) -> Self {
-        let captures: Vec<&str> = received.iter().map(|(capture, _)| text(capture)).collect();
-        let verify_of =
-            |captures: &[&str], more: &[&str]| process::run(["ha", "verify"].iter().chain(captures).chain(more));
-        let verify = |more: &[&str]| verify_of(&captures, more);
-        let said_again = |capture: &&str| verify_of(&[*capture], &["--json"]).json()["said_again"].as_u64();
-        let verified = verify(&["--json"]);
-        assert!(matches!(verified.code, Some(0 | 1)), "{}", verified.stderr);
+    /// `captures` lie in `kept_in`.
+    pub(super) fn of(
+        expected: &Expected,
+        received: Vec<(PathBuf, Received)>,
+        records: &Records<'_>,
+        kept_in: Arc<TempDir>,
+    ) -> Self {
+        let (captures, received): (Vec<PathBuf>, Vec<Received>) = received.into_iter().unzip();
+        let verified = verify(&captures, &["--json"]);
         Self {
-            faults: received.iter().map(|(_, received)| expected.faults(&received.delivered)).collect(),
-            changes: received.iter().map(|(_, received)| changes(received)).collect(),
+            faults: received.iter().map(|received| expected.faults(&received.delivered)).collect(),
+            changes: received.iter().map(changes).collect(),
             verified: verified.json(),
-            verdict: verify(&[]).stdout,
-            said_again: captures.iter().filter_map(said_again).max().unwrap_or_default(),
+            captures,
+            _kept_in: kept_in,
             fenced: verified.json()["fenced"].as_u64().unwrap_or_default(),
             gained_ns: events(records.audits, "gained").collect(),
             deaths_ns: events(records.audits, "died").map(|(_, time_ns)| time_ns).collect(),
             noticed_ns: records.said.iter().flat_map(|said| noticed(said)).collect(),
-            received: received.into_iter().map(|(_, received)| received).collect(),
+            received,
         }
     }
 
+    /// What `mdgw ha verify` says of all captures, in words.
+    #[must_use]
+    pub fn verdict(&self) -> String {
+        verify(&self.captures, &[]).stdout
+    }
+
+    /// Messages that some receiver heard more than once.
+    #[must_use]
+    pub fn said_again(&self) -> u64 {
+        let of_one = |capture| verify(std::slice::from_ref(capture), &["--json"]).json()["said_again"].as_u64();
+        self.captures.iter().filter_map(of_one).max().unwrap_or_default()
+    }
+
     /// Nothing was lost, doubled, out of order or other than the venue's input makes it, at any receiver, and
-    /// `mdgw ha verify` finds nothing in the captures. After some blows books may be in doubt, if that is said.
+    /// `mdgw ha verify` finds nothing in the captures.
     ///
     /// # Panics
     /// When it isn't so.
-    pub fn assert_right(&self, may_doubt: bool) {
+    pub fn assert_right(&self) {
         for faults in &self.faults {
-            let faults = if may_doubt { faults.beyond_doubt() } else { *faults };
-            assert_eq!(faults, Faults::default(), "{}", self.verdict);
+            assert_eq!(*faults, Faults::default(), "{}", self.verdict());
         }
-        assert_eq!(self.verified["kept"], true, "{}", self.verdict);
+        assert_eq!(self.verified["kept"], true, "{}", self.verdict());
     }
 
     /// Whether that came of a blow, at each receiver.
@@ -347,6 +361,13 @@ fn changes(received: &Received) -> Vec<Change> {
         }
     };
     borders.map(change).collect()
+}
+
+fn verify(captures: &[PathBuf], more: &[&str]) -> Ended {
+    let captures = captures.iter().map(|capture| text(capture));
+    let verified = process::run(["ha", "verify"].into_iter().chain(captures).chain(more.iter().copied()));
+    assert!(matches!(verified.code, Some(0 | 1)), "{}", verified.stderr);
+    verified
 }
 
 /// Of that kind: which epoch, and when.

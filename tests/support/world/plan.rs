@@ -43,6 +43,8 @@ impl Backend {
 /// What the world is like.
 #[derive(Clone, Debug)]
 pub struct Plan {
+    /// Gateways, two to four.
+    pub gateways: u8,
     /// Who grants leadership.
     pub backend: Backend,
     /// Lease, renewal, margin.
@@ -63,6 +65,8 @@ pub struct Plan {
     pub history_bytes: u64,
     /// Whether votes and audits have a small disk of their own, which can be filled.
     pub has_small_disks: bool,
+    /// Whether each gateway's memory is counted, so that it can be taken away.
+    pub counts_memory: bool,
     /// How long something lasts that must change nothing.
     pub calm: Duration,
     /// Whether only gateway 1 is started.
@@ -76,6 +80,7 @@ impl Plan {
     #[must_use]
     pub fn calm(backend: Backend) -> Self {
         Self {
+            gateways: 2,
             backend,
             timing: Timing(600, 120, 120),
             has_sentinel: true,
@@ -86,6 +91,7 @@ impl Plan {
             output: String::new(),
             history_bytes: 32 << 20,
             has_small_disks: false,
+            counts_memory: false,
             calm: Duration::from_secs(3),
             begins_alone: false,
             fast: std::env::temp_dir(),

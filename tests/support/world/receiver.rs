@@ -113,8 +113,8 @@ impl Receiver {
     pub fn start(
         host: &Host,
         group: SocketAddrV4,
-        publishers: [Ipv4Addr; 2],
-        services: [SocketAddrV4; 2],
+        publishers: Vec<Ipv4Addr>,
+        services: &[SocketAddrV4],
         capture: &Path,
     ) -> Self {
         let set = EpollSet::new().expect("the kernel gives an epoll set");
@@ -122,7 +122,7 @@ impl Receiver {
             let interface = INTERFACE.parse().unwrap_or_else(|never| match never {});
             let options =
                 ReceiveOptions { receive_buffer_bytes: 64 << 20, ..ReceiveOptions::new(group, Some(interface)) };
-            let asking = services.map(|service| {
+            let asking = services.iter().map(|service| {
                 let socket = UdpSocket::bind((host.address, 0)).and_then(|socket| {
                     socket.connect(service)?;
                     socket.set_nonblocking(true)?;
@@ -130,12 +130,12 @@ impl Receiver {
                 });
                 socket.expect("a receiver can ask")
             });
+            let asking: Vec<UdpSocket> = asking.collect();
             (open_receive(&options).expect("a receiver joins"), asking)
         });
         let of = |line| Handle { channel: ChannelIndex(0), line };
-        let sockets =
-            [(line.as_fd(), Line::A), (asking[0].as_fd(), Line::RECOVERY), (asking[1].as_fd(), Line::RECOVERY)];
-        for (socket, line) in sockets {
+        let sockets = asking.iter().map(|socket| (socket.as_fd(), Line::RECOVERY));
+        for (socket, line) in [(line.as_fd(), Line::A)].into_iter().chain(sockets) {
             set.add(socket, of(line)).expect("sockets are watched");
         }
         let writer = File::create(capture).and_then(|file| PcapWriter::new(BufWriter::with_capacity(1 << 20, file)));
@@ -214,10 +214,10 @@ impl Drop for Receiver {
 }
 
 struct Receiving {
-    sockets: (ReceiveSocket, [UdpSocket; 2]),
+    sockets: (ReceiveSocket, Vec<UdpSocket>),
     turns: ServiceTurns,
     group: SocketAddrV4,
-    publishers: [Ipv4Addr; 2],
+    publishers: Vec<Ipv4Addr>,
     writer: PcapWriter<BufWriter<File>>,
     protocol: Protocol,
     received: Arc<Mutex<Received>>,
@@ -230,9 +230,8 @@ impl Receiving {
         let (is_stopped, set) = &*shared;
         let mut thread = set.thread_io()?;
         let mut batch = ReceiveBatch::new(ReceiveBatch::PACKETS_MAX, ReceiveBatch::DATAGRAM_BYTES_MAX);
-        let [one, other] = &self.sockets.1;
-        let (one, other) = ((Line::RECOVERY, one.as_raw_fd()), (Line::RECOVERY, other.as_raw_fd()));
-        let sockets = [(Line::A, self.sockets.0.raw()), one, other];
+        let asking = self.sockets.1.iter().map(|socket| (Line::RECOVERY, socket.as_raw_fd()));
+        let sockets: Vec<_> = [(Line::A, self.sockets.0.raw())].into_iter().chain(asking).collect();
         let mut events = Vec::new();
         loop {
             // Asked before, so that what lay in the sockets then is still read.

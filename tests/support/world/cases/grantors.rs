@@ -47,9 +47,9 @@ pub(super) fn stop_store(world: &mut World) -> Blow {
 pub(super) fn kill_witness(world: &mut World) -> Blow {
     calm_a_while(world, |world, is_begin| {
         if is_begin {
-            world.kill_witness();
+            world.kill_witnesses();
         } else {
-            world.restart_witness();
+            world.restart_witnesses();
         }
     })
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use mdgw_feeds::identity::Epoch;
+
 use super::{super::OUTPUT, Blow, calm, follow, now_ns};
 use crate::{
     pair::wait_until,
@@ -12,9 +14,40 @@ use crate::{
 pub(super) fn kill(world: &mut World, _trial: u64) -> Blow {
     let (leader, before) = (world.leader(), world.epoch());
     let struck_ns = world.kill(leader);
+    come_back(world, leader, before, struck_ns)
+}
+
+pub(super) fn abort(world: &mut World, _trial: u64) -> Blow {
+    let (leader, before) = (world.leader(), world.epoch());
+    let struck_ns = world.abort(leader);
+    come_back(world, leader, before, struck_ns)
+}
+
+pub(super) fn starve(world: &mut World, _trial: u64) -> Blow {
+    let (leader, before) = (world.leader(), world.epoch());
+    let struck_ns = world.starve(leader);
+    come_back(world, leader, before, struck_ns)
+}
+
+fn come_back(world: &mut World, leader: u8, before: Epoch, struck_ns: u64) -> Blow {
     follow(world, before);
     world.start_gateway(leader);
     world.wait_until_stands(leader);
+    Blow { before, struck_ns, calm_until_ns: None }
+}
+
+/// One trial kills the leader of three, the next one that which follows it, and lets both come back.
+pub(super) fn kill_one_after_the_other(world: &mut World, _trial: u64) -> Blow {
+    let (leader, before) = (world.leader(), world.epoch());
+    let dead: Vec<u8> = world.nodes().filter(|node| !world.running().contains(node)).collect();
+    let struck_ns = world.kill(leader);
+    follow(world, before);
+    if let [first] = dead[..] {
+        for node in [first, leader] {
+            world.start_gateway(node);
+            world.wait_until_stands(node);
+        }
+    }
     Blow { before, struck_ns, calm_until_ns: None }
 }
 

@@ -1,0 +1,113 @@
+//! Memory of a process and all that it starts, counted by the kernel, so that it can be taken away.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use crate::captures::say;
+
+/// A cgroup that counts memory, of either version. Gone when it is dropped, as soon as nobody is in it.
+#[derive(Debug)]
+pub struct MemoryCgroup {
+    path: PathBuf,
+    files: &'static Files,
+    /// Killed for want of memory, when it was last given back.
+    killed: AtomicU64,
+}
+
+/// What the files of such a cgroup are called.
+#[derive(Debug)]
+struct Files {
+    limit: &'static str,
+    no_limit: &'static str,
+    usage: &'static str,
+    /// Has a line with how many were killed.
+    events: &'static str,
+}
+
+const VERSION_1: Files = Files {
+    limit: "memory.limit_in_bytes",
+    no_limit: "-1",
+    usage: "memory.usage_in_bytes",
+    events: "memory.oom_control",
+};
+const VERSION_2: Files =
+    Files { limit: "memory.max", no_limit: "max", usage: "memory.current", events: "memory.events" };
+
+impl MemoryCgroup {
+    /// An empty one. `None`, with a word on standard error, where this process may not make one: `test` is then skipped.
+    ///
+    /// # Panics
+    /// When the kernel doesn't tell its mounts.
+    #[must_use]
+    pub fn new(test: &str, name: &str) -> Option<Self> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let mounts = fs::read_to_string("/proc/self/mounts").expect("the kernel tells mounts");
+        let name = format!("mdgw-test-{}-{}-{name}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let made = mounts.lines().find_map(|mount| {
+            let words: Vec<&str> = mount.split(' ').collect();
+            let (point, kind, options) = (words.get(1)?, *words.get(2)?, words.get(3)?);
+            let files = match kind {
+                "cgroup" if options.split(',').any(|option| option == "memory") => &VERSION_1,
+                "cgroup2" => &VERSION_2,
+                _ => return None,
+            };
+            let path = Path::new(point).join(&name);
+            fs::create_dir(&path).ok()?;
+            // Dropped, and so removed, where memory isn't what it counts.
+            Some(Self { path, files, killed: AtomicU64::new(0) }).filter(|made| made.path.join(files.limit).exists())
+        });
+        if made.is_none() {
+            say(&format!("SKIPPED: {test}: counting memory takes a cgroup of that kind, and root"));
+        }
+        made
+    }
+
+    /// The file that takes its members.
+    #[must_use]
+    pub fn enter(&self) -> PathBuf {
+        self.path.join("cgroup.procs")
+    }
+
+    /// From now on its members have to do with what they have. Whoever wants more is killed, or the largest of them.
+    pub fn take_the_rest(&self) {
+        let usage = fs::read_to_string(self.path.join(self.files.usage)).unwrap_or_default();
+        // What has grown meanwhile can't be taken: it is tried again.
+        let _taken = self.set_limit(usage.trim());
+    }
+
+    /// Whether one of them was killed since.
+    #[must_use]
+    pub fn has_killed(&self) -> bool {
+        self.kills() > self.killed.load(Ordering::Relaxed)
+    }
+
+    fn kills(&self) -> u64 {
+        let events = fs::read_to_string(self.path.join(self.files.events)).unwrap_or_default();
+        let count = events.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+    }
+
+    /// They may have whatever there is.
+    ///
+    /// # Panics
+    /// When the kernel doesn't take it.
+    pub fn give_back(&self) {
+        self.killed.store(self.kills(), Ordering::Relaxed);
+        self.set_limit(self.files.no_limit).expect("a limit can be lifted");
+    }
+
+    fn set_limit(&self, bytes: &str) -> io::Result<()> {
+        fs::write(self.path.join(self.files.limit), bytes)
+    }
+}
+
+impl Drop for MemoryCgroup {
+    fn drop(&mut self) {
+        // Somebody may still be in it; an empty directory does no harm.
+        let _removed = fs::remove_dir(&self.path);
+    }
+}
