@@ -32,7 +32,7 @@ impl World {
              orders_max = {orders_max}\nlevels_max = 524288\nwindow_packets = 16384\ngap_timeout_us = 2000\n{channel}\n\
              [[channel.line]]\nname = \"A\"\ngroup = \"{line_a}\"\ninterface = \"{INTERFACE}\"\n\
              [[channel.line]]\nname = \"B\"\ngroup = \"{line_b}\"\ninterface = \"{INTERFACE}\"\n\
-             [channel.recovery]\nserver = \"{}:{REQUEST_PORT}\"\n\
+             [channel.recovery]\nserver = \"{}:{REQUEST_PORT}\"\nattempts_max = 20\n\
              [[output]]\ngroups = [1]\nheartbeat_ms = 100\n{output}\n\
              [[output.line]]\naddress = \"{OUTPUT}\"\ninterface = \"{INTERFACE}\"\n\
              [retransmission]\nlisten = \"{own}:{RETRANSMISSION_PORT}\"\nallowed = [\"10.77.0.0/24\"]\n\
