@@ -253,6 +253,29 @@ fn a_line_that_lags_far_behind_in_the_same_capture_fills_what_the_other_one_lost
     assert!(table.contains("given up early") && table.contains("4,096 packets waited for a message"), "{table}");
 }
 
+/// One line's capture behind the other's in one file: the second line isn't known yet when the first one's gaps are given up.
+#[test]
+fn a_line_that_begins_when_the_other_has_ended_is_said_to_come_too_late() {
+    const LATER_NS: u64 = 3_600_000_000_000;
+    let folder = tempfile::tempdir().unwrap();
+    let [both, a, b, out] = ["both.pcap", "a.pcap", "b.pcap", "out.pcap"].map(|name| folder.path().join(name));
+    let packets = feeds::spaced(&one_message_each(&itch(18_000, 12)), 10_000);
+    let line = |destination: &'static str, later_ns: u64, lost: usize| -> Vec<(u64, &str, &Arc<[u8]>)> {
+        let kept = packets.iter().enumerate().filter(move |(index, _)| index % 50 != lost || *index == 0);
+        kept.map(|(_, (time_ns, bytes))| (time_ns + later_ns, destination, bytes)).collect()
+    };
+    let lines = [line(DESTINATIONS[0], 0, 0), line(DESTINATIONS[1], LATER_NS, 7)];
+    write_lines(&a, &lines[0]);
+    write_lines(&b, &lines[1]);
+    write_lines(&both, &lines.concat());
+
+    let table = process::run(["merge", text(&both), "-o", text(&out)]).with_code(1).stdout;
+    assert!(table.contains("given up early") && table.contains("in a capture of its own"), "{table}");
+    let summary = merge(&[&a, &b], &out, &[]).with_code(0).json();
+    let channel = &summary["channels"][0];
+    assert_eq!((number(&channel["gap_count"]), number(&channel["messages"])), (0, count(&packets)), "{channel}");
+}
+
 #[test]
 fn what_nobody_has_is_named_and_the_answer_is_no() {
     let folder = tempfile::tempdir().unwrap();

@@ -117,7 +117,7 @@ pub struct LineSummary {
     pub reordered_messages: u64,
     /// Packets that the line brought more than once.
     pub repeated_packets: u64,
-    /// Messages that came when they had been given up.
+    /// Messages that came when they had been given up, as far as their gaps are still remembered.
     pub late_messages: u64,
 }
 
@@ -300,15 +300,23 @@ impl LaneSummary {
         if self.gap_count > GAPS_SHOWN as u64 {
             table.row("", format!("and {} more", grouped(self.gap_count - GAPS_SHOWN as u64)));
         }
+        let late: u64 = self.lines.iter().map(|line| line.late_messages).sum();
         if self.gaps_for_room > 0 {
-            let (count, late) = (self.gaps_for_room, self.lines.iter().map(|line| line.late_messages).sum());
             let why = format!(
                 "{} times, when {} packets waited for a message",
-                grouped(count),
+                grouped(self.gaps_for_room),
                 grouped(WINDOW_PACKETS as u64)
             );
             table.row("  given up early", format!("{why}; {} messages came later than that", grouped(late)));
             table.row("", "(a line that lags is read apart in a file, not in a pipe)".to_owned());
+        } else if late > 0 {
+            // The arbiter remembers its last gaps only.
+            let late = grouped(late);
+            table.row(
+                "  given up early",
+                format!("{late} messages at least came when all lines known by then had passed them"),
+            );
+            table.row("", "(a line that begins so late is waited for in a capture of its own)".to_owned());
         }
         for (reason, count) in &self.drops {
             table.row(&format!("  dropped {reason}"), grouped(*count));
