@@ -36,7 +36,7 @@ pub use self::{
     error::{CaptureError, CaptureFault},
     frame_header::{FRAME_HEADER_BYTES, frame_header},
     link::VlanTags,
-    writer::PcapWriter,
+    writer::{PcapWriter, cut_to_whole_packets},
 };
 
 /// A capture that is being read. [`Self::advance`] to a datagram, then look at it with [`Self::current`].

@@ -71,8 +71,10 @@ fn what_was_written_before_the_disk_was_full_stays() {
 
     let ended = run_with_little_room(&["merge", a, b, "-o", text(&merged)], &merged);
     assert!(ended.contains(&format!(" at byte {}: ", fs::metadata(&merged).unwrap().len())), "{ended}");
-    // Up to the packet that the end of the room cut.
+    // Up to the packet that the end of the room cut, and nothing of that.
     let packets = feeds::capture_packets(&merged);
+    let bytes: usize = packets.iter().map(|(_, payload)| 16 + 42 + payload.len()).sum();
+    assert_eq!(fs::metadata(&merged).unwrap().len(), 24 + bytes as u64, "pcap, Ethernet, IPv4 and UDP headers");
     let all = feeds::capture_packets(Path::new(a));
     assert!(packets.len() > 100 && packets.len() < all.len(), "{} of {}", packets.len(), all.len());
     assert!(all.starts_with(&packets));

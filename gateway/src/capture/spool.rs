@@ -16,7 +16,7 @@ use std::{
 };
 
 use super::RecordError;
-use crate::output_file::EndedAt;
+use crate::{capture_file::pcapng_blocks::whole_blocks_bytes, output_file::EndedAt};
 
 /// A file of the capture could not be written. What was written before is in it.
 #[derive(Debug, thiserror::Error)]
@@ -270,9 +270,10 @@ impl OpenFile {
         })
     }
 
-    /// Writes whole blocks through to the system. Where that fails, the file ends with the block before them.
+    /// Writes whole blocks through to the system. Where that fails, the file ends with the last one that fitted; a compressed
+    /// one with those before.
     fn write(&mut self, blocks: &[u8]) -> Result<(), SpoolError> {
-        let whole_bytes = self.position();
+        let before = self.position();
         let written = match &mut self.sink {
             Sink::Plain(file) => file.write_all(blocks),
             Sink::Zstd(encoder) => encoder.write_all(blocks).and_then(|()| encoder.flush()),
@@ -289,11 +290,20 @@ impl OpenFile {
                 Sink::StandardOutput => None,
             };
             // A reader bears with half a block; where it can be helped, it doesn't have to.
-            if let Some((file, whole_bytes)) = file.zip(whole_bytes) {
-                let _ = file.set_len(whole_bytes);
+            if let Some((file, before)) = file.zip(before) {
+                let _ = file.set_len(before + self.whole_behind(before, blocks));
             }
             failed(&self.path, source)
         })
+    }
+
+    /// Bytes behind `before` that whole ones of the blocks take.
+    fn whole_behind(&self, before: u64, blocks: &[u8]) -> u64 {
+        if !matches!(self.sink, Sink::Plain(_)) {
+            return 0;
+        }
+        let fitted = usize::try_from(self.position().unwrap_or(before).saturating_sub(before)).unwrap_or_default();
+        whole_blocks_bytes(blocks.get(..fitted).unwrap_or(blocks)) as u64
     }
 
     /// Bytes so far; `None` where there is no file.

@@ -6,6 +6,22 @@
 //! Each function appends one whole block, so whatever is cut between two calls is a file that opens. Format: "PCAP Next
 //! Generation (pcapng) Capture File Format", draft-ietf-opsawg-pcapng.
 
+/// Bytes of the whole blocks that these begin with.
+#[must_use]
+pub fn whole_blocks_bytes(blocks: &[u8]) -> usize {
+    const LEAST_BYTES: usize = 12;
+    let mut whole = 0;
+    // Each begins with its type and its length.
+    while let Some([_, _, _, _, length @ ..]) = blocks.get(whole..).and_then(<[u8]>::first_chunk::<8>) {
+        let length = u32::from_le_bytes(*length) as usize;
+        if length < LEAST_BYTES || length > blocks.len() - whole {
+            break;
+        }
+        whole += length;
+    }
+    whole
+}
+
 /// What made the capture, for the section header.
 #[derive(Clone, Copy, Debug)]
 pub struct Section<'a> {
@@ -213,6 +229,20 @@ mod tests {
 
     use super::*;
     use crate::capture_file::{CaptureFile, OpenOptions, frame_header};
+
+    #[test]
+    fn whole_blocks_end_where_one_is_cut() {
+        let mut blocks = Vec::new();
+        Section { application: "mdgw", comment: "" }.append_to(&mut blocks);
+        let first = blocks.len();
+        StatisticsBlock::default().append_to(&mut blocks);
+        for (bytes, whole) in
+            [(0, 0), (first - 1, 0), (first, first), (blocks.len() - 1, first), (blocks.len(), blocks.len())]
+        {
+            assert_eq!(whole_blocks_bytes(&blocks[..bytes]), whole);
+        }
+        assert_eq!(whole_blocks_bytes(&[0; 64]), 0, "no block is that short");
+    }
 
     #[test]
     fn what_was_written_is_read_to_the_nanosecond() {

@@ -1,7 +1,8 @@
 //! Writes datagrams as a capture: nanosecond pcap, Ethernet, IPv4 or IPv6, UDP.
 
 use std::{
-    io::{self, Write},
+    fs::File,
+    io::{self, BufReader, Read as _, Seek as _, SeekFrom, Write},
     net::{SocketAddrV4, SocketAddrV6},
 };
 
@@ -76,5 +77,61 @@ impl<W: Write> PcapWriter<W> {
     }
 }
 
+/// Cuts a file off behind its last whole packet, as [`PcapWriter`] left it when it could not write any further.
+///
+/// # Errors
+/// The file's.
+pub fn cut_to_whole_packets(file: &File) -> io::Result<()> {
+    let bytes = file.metadata()?.len();
+    let mut reader = BufReader::with_capacity(READ_BYTES, file);
+    let mut whole = reader.seek(SeekFrom::Start(FILE_HEADER_BYTES))?;
+    loop {
+        let mut words = [[0; 4]; 4];
+        if whole + words.as_flattened().len() as u64 > bytes {
+            break;
+        }
+        reader.read_exact(words.as_flattened_mut())?;
+        let [_, _, frame_bytes, _] = words.map(u32::from_le_bytes);
+        let end = whole + words.as_flattened().len() as u64 + u64::from(frame_bytes);
+        if end > bytes {
+            break;
+        }
+        reader.seek_relative(frame_bytes.into())?;
+        whole = end;
+    }
+    if whole < bytes { file.set_len(whole) } else { Ok(()) }
+}
+
+const READ_BYTES: usize = 1 << 20;
+const FILE_HEADER_BYTES: u64 = 24;
 const LINK_ETHERNET: u32 = 1;
 const SNAP_LEN: u32 = 262_144;
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_cut_ends_with_its_last_whole_packet() {
+        let addresses = || ("10.0.0.1:1000".parse().unwrap(), "239.1.2.3:2000".parse().unwrap());
+        let mut writer = PcapWriter::new(Vec::new()).unwrap();
+        let mut ends = vec![writer.file.len()];
+        for payload in [&b""[..], b"some", b"bytes more"] {
+            let (src, dst) = addresses();
+            writer.datagram(7, src, dst, payload).unwrap();
+            ends.push(writer.file.len());
+        }
+        let whole = writer.finish().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.pcap");
+        for bytes in 0..=whole.len() {
+            fs::write(&path, &whole[..bytes]).unwrap();
+            cut_to_whole_packets(&File::options().read(true).write(true).open(&path).unwrap()).unwrap();
+            // Without a whole file header it is left alone.
+            let kept = ends.iter().rev().find(|end| **end <= bytes).copied().unwrap_or(bytes);
+            assert_eq!(fs::read(&path).unwrap(), whole[..kept], "{bytes} bytes");
+        }
+    }
+}

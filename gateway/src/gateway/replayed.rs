@@ -101,7 +101,7 @@ mod tests {
         Numbering { session, venue: venue_session(NAME), started, latest, has_messages: true }
     }
 
-    /// Answers each request with the next of these; then with nothing any more.
+    /// Answers each request with the next of these; then with nothing any more, but is there for a while.
     fn server(answers: Vec<Vec<u8>>) -> RecoveryConfig {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let std::net::SocketAddr::V4(server) = socket.local_addr().unwrap() else { unreachable!("bound to one") };
@@ -111,8 +111,8 @@ mod tests {
                 assert_eq!(length, 20, "a request");
                 socket.send_to(&answer, asker).unwrap();
             }
-            // Open until the asker is gone.
-            let _last = socket.recv_from(&mut [0; 64]);
+            socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            while socket.recv_from(&mut [0; 64]).is_ok() {}
         });
         RecoveryConfig {
             server,

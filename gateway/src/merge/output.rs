@@ -1,6 +1,7 @@
 //! The capture that is written: as it comes, so that what was written stays when something fails.
 
 use std::{
+    fs::File,
     io::{self, BufWriter},
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -8,7 +9,7 @@ use std::{
 
 use super::{Addresses, MergeError, PacketSink};
 use crate::{
-    capture_file::PcapWriter,
+    capture_file::{PcapWriter, cut_to_whole_packets},
     output_file::{EndedAt, OutputFile},
 };
 
@@ -61,7 +62,13 @@ impl Output {
         Ok(self.written)
     }
 
+    /// The file ends with a whole packet then: a reader bears with half a one, but where it can be helped, it doesn't have to.
     fn error(&self, source: io::Error) -> MergeError {
+        if self.path.is_file() && self.path.extension().is_none_or(|end| end != "zst") {
+            let file = File::options().read(true).write(true).open(&self.path);
+            // The failure that is told is the one before.
+            let _ = file.and_then(|file| cut_to_whole_packets(&file));
+        }
         MergeError::Output { path: self.path.clone(), at: EndedAt::of(&self.path), source }
     }
 }
