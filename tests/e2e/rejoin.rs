@@ -57,6 +57,18 @@ impl World {
         self.consumer.take_until("the stream goes on", |told| told.len() >= count);
     }
 
+    /// The second gateway leads for the first one, which was killed amid the day, and has told as much again.
+    fn with_the_first_killed() -> Self {
+        let mut world = Self::new(&[1, 2], "500");
+        world.pair.wait_until_stands(2);
+        world.take(3_000);
+        world.pair.gateways.kill(1);
+        world.pair.wait_until_leads(2);
+        let told = world.told();
+        world.take(told + 3_000);
+        world
+    }
+
     fn told(&self) -> usize {
         self.consumer.told.len()
     }
@@ -100,13 +112,7 @@ fn take_half_a_copy(from: SocketAddrV4) {
 /// Its books are a copy of its peer's, and somebody else had begun to take one and was gone in the midst of it.
 #[test]
 fn a_killed_gateway_comes_back_is_level_first_and_takes_over_again() {
-    let mut world = World::new(&[1, 2], "500");
-    world.pair.wait_until_stands(2);
-    world.take(3_000);
-    world.pair.gateways.kill(1);
-    world.pair.wait_until_leads(2);
-    let told = world.told();
-    world.take(told + 3_000);
+    let mut world = World::with_the_first_killed();
     take_half_a_copy(world.pair.link_end(2));
 
     world.pair.start(1);
@@ -138,13 +144,7 @@ fn a_killed_gateway_comes_back_is_level_first_and_takes_over_again() {
 /// The gateway that gives its state is killed when a part of it has come: nothing of that is used.
 #[test]
 fn a_giver_killed_in_the_midst_of_its_copy_is_followed_by_one_with_right_books() {
-    let mut world = World::new(&[1, 2], "500");
-    world.pair.wait_until_stands(2);
-    world.take(3_000);
-    world.pair.gateways.kill(1);
-    world.pair.wait_until_leads(2);
-    let told = world.told();
-    world.take(told + 3_000);
+    let mut world = World::with_the_first_killed();
 
     let relay = HoldingRelay::start(world.pair.link_end(2), COPY_BYTES_MAX);
     world.pair.put_between(2, relay.address);

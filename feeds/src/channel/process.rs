@@ -27,7 +27,8 @@ pub(super) struct Process<'c, C> {
 }
 
 impl<C: Core> Process<'_, C> {
-    /// Two passes over the packet: the first asks the memory for what the second will touch. False where a message could not be understood that a book should have had.
+    /// Two passes over the packet: the first asks the memory for what the second will touch. False where a message could not
+    /// be understood that a book should have had.
     #[allow(clippy::too_many_arguments, reason = "the fields of one delivery")]
     pub(super) fn packet<S: FrameSink>(
         &mut self,

@@ -46,7 +46,7 @@ impl Output {
     pub(super) fn check(&mut self) -> Result<(), MergeError> {
         match self.failure.take() {
             None => Ok(()),
-            Some(failure) => Err(self.error(failure)),
+            Some(failure) => Err(self.cut_short(failure)),
         }
     }
 
@@ -58,17 +58,21 @@ impl Output {
             .finish()
             .and_then(|buffered| buffered.into_inner().map_err(io::IntoInnerError::into_error))
             .and_then(OutputFile::finish);
-        ended.map_err(|error| self.error(error))?;
+        ended.map_err(|error| self.cut_short(error))?;
         Ok(self.written)
     }
 
     /// The file ends with a whole packet then: a reader bears with half a one, but where it can be helped, it doesn't have to.
-    fn error(&self, source: io::Error) -> MergeError {
+    fn cut_short(&self, source: io::Error) -> MergeError {
         if self.path.is_file() && self.path.extension().is_none_or(|end| end != "zst") {
             let file = File::options().read(true).write(true).open(&self.path);
             // The failure that is told is the one before.
             let _ = file.and_then(|file| cut_to_whole_packets(&file));
         }
+        self.error(source)
+    }
+
+    fn error(&self, source: io::Error) -> MergeError {
         MergeError::Output { path: self.path.clone(), at: EndedAt::of(&self.path), source }
     }
 }
