@@ -23,7 +23,7 @@ mod sink;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 
-pub use heard::{Heard, HeardWords, Look, LookWords, Opening, OpeningWords, SentWord, TakeoverWords};
+pub use heard::{EndedWords, Heard, HeardWords, Look, LookWords, Opening, OpeningWords, SentWord, TakeoverWords};
 pub(crate) use packet::packet_header;
 pub(crate) use publisher::ends_by;
 pub use publisher::{PublishCounts, PublishMode, Publisher, PublisherConfig};

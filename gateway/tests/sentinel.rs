@@ -357,7 +357,7 @@ fn a_record_that_nobody_took_over_is_marked() {
         renewal: 4,
         lease_ns: 100_000_000,
         fitness: Fitness::default(),
-        hand_over: None,
+        heir: None,
         moves: 0,
         pinned: false,
         configuration: ConfigurationMark::default(),

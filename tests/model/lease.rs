@@ -51,6 +51,10 @@ struct Search {
     backup: Backup,
     /// Node 1 sent a *prepare* that has not arrived, and gave it up; the next was answered, and its fence is closed.
     stray_prepare: bool,
+    /// Whom node 1 has named as its heir in its last renewal.
+    heir: Option<usize>,
+    /// Of whom it has heard since.
+    heard_since: Option<usize>,
     /// Nothing happens after it, in true time.
     horizon: u64,
 }
@@ -73,6 +77,8 @@ struct Budget {
     hand_overs: u8,
     closes: u8,
     packets: u8,
+    /// Words of the others to node 1 how they are.
+    states: u8,
 }
 
 const L: u64 = 100;
@@ -86,11 +92,13 @@ const FULL: Search = Search {
     receivers_fence: true,
     epochs_heard: true,
     rates: [99, 101, 101],
-    budget: Budget { late: 0, unknown: 0, restarts: 0, restores: 0, hand_overs: 0, closes: 0, packets: 0 },
+    budget: Budget { late: 0, unknown: 0, restarts: 0, restores: 0, hand_overs: 0, closes: 0, packets: 0, states: 0 },
     restartable: &[0, 1, 2],
     outage: false,
     backup: Backup::Last,
     stray_prepare: false,
+    heir: None,
+    heard_since: None,
     horizon: WARM + 2 * L,
 };
 
@@ -158,6 +166,7 @@ enum Action {
     Restore,
     Doubtful(usize),
     HandOver,
+    State(usize),
     Close(usize),
     Drained(usize),
     Send(usize),
@@ -234,7 +243,7 @@ impl Search {
                 let input = Input::Peer { from: id_of(node), message };
                 state.fly(Load::Peer { to, incarnation: state.nodes[to].incarnation, input });
             }
-            Output::Connection(_) | Output::Notice(_) => {}
+            Output::Connection(_) | Output::Notice(_) | Output::OthersEnded { .. } => {}
         }
     }
 
@@ -363,6 +372,11 @@ impl Search {
             if now == WARM - 2 * self.timing.renew_ns - 2 && self.stray_prepare {
                 calm.hand_over(&mut state);
             }
+            if now == WARM - self.timing.renew_ns - 1
+                && let Some(heir) = self.heir
+            {
+                calm.tell_state(&mut state, heir);
+            }
             for node in 0..self.gateways {
                 calm.step(&mut state, node, Input::Time);
             }
@@ -377,12 +391,16 @@ impl Search {
             }
         }
         (1..self.gateways).for_each(|node| self.step(&mut state, node, Input::Standing(Standing::Stands)));
+        if let Some(node) = self.heard_since {
+            self.tell_state(&mut state, node);
+        }
         assert!(self.may_send(&state, 0).is_some(), "node 1 leads by now");
         if self.stray_prepare {
             self.hand_over(&mut state);
             while !state.nodes[0].drains {
                 let flying = state.network.remove(0);
                 self.arrive(&mut state, flying.what);
+                self.step(&mut state, 0, Input::Time);
             }
             self.drained(&mut state, 0);
         }
@@ -395,10 +413,15 @@ impl Search {
 
     /// From node 1 to node 2, of which it has just heard.
     fn hand_over(&self, state: &mut State) {
-        let mut of_peer = state.nodes[1].core.peer_state();
-        of_peer.standing = Standing::Stands;
-        self.step(state, 0, Input::Peer { from: id_of(1), message: PeerMessage::State(of_peer) });
+        self.tell_state(state, 1);
         self.step(state, 0, Input::HandOver(Some(id_of(1))));
+    }
+
+    /// Node 1 hears that another stands.
+    fn tell_state(&self, state: &mut State, node: usize) {
+        let mut of_peer = state.nodes[node].core.peer_state(self.clock(node, state.now));
+        of_peer.standing = Standing::Stands;
+        self.step(state, 0, Input::Peer { from: id_of(node), message: PeerMessage::State(of_peer) });
     }
 
     /// No send is under way any more, and the election thread knows it.
@@ -489,6 +512,9 @@ impl Model for Search {
         if left.hand_overs > 0 && self.may_send(state, 0).is_some() {
             actions.push(Action::HandOver);
         }
+        if left.states > 0 {
+            actions.extend((1..self.gateways).map(Action::State));
+        }
         if left.closes > 0 {
             actions.push(Action::Close(0));
         }
@@ -547,6 +573,10 @@ impl Model for Search {
             Action::HandOver => {
                 state.left.hand_overs -= 1;
                 self.hand_over(&mut state);
+            }
+            Action::State(node) => {
+                state.left.states -= 1;
+                self.tell_state(&mut state, node);
             }
             Action::Close(node) => {
                 state.left.closes -= 1;
@@ -654,6 +684,20 @@ fn one_of_three_leads_at_a_time() {
 }
 
 #[test]
+fn one_leads_at_a_time_when_the_heir_goes_on() {
+    let budget = Budget { restarts: 1, late: 1, ..NONE };
+    holds("heir of two", Search { budget, heir: Some(1), ..FULL });
+    holds("heir of three", HEIR);
+}
+
+#[test]
+fn no_epoch_goes_back_though_nobody_hears_an_heir() {
+    let budget = Budget { restarts: 1, late: 1, ..NONE };
+    holds("unheard heir of two", Search { budget, heir: Some(1), epochs_heard: false, ..FULL });
+    holds("unheard heir of three", Search { epochs_heard: false, ..HEIR });
+}
+
+#[test]
 fn half_of_the_margin_is_found() {
     let timing = LeaseTiming { margin_ns: FULL.timing.margin_ns / 2, ..FULL.timing };
     fails("half of the margin", Search { timing, ..FULL }, &[Wrong::TwoLead]);
@@ -709,12 +753,31 @@ fn a_break_that_forgets_nothing_is_found() {
     fails("forgetting at a break", model, &[Wrong::TwoLead, Wrong::EpochWentBack]);
 }
 
+/// Three gateways, of which the last is the heir and the first may die.
+const HEIR: Search =
+    Search { gateways: 3, heir: Some(2), budget: Budget { restarts: 1, states: 1, ..NONE }, restartable: &[0], ..FULL };
+
 #[test]
-fn a_hand_over_that_answers_no_question_is_found() {
-    let safeguards = Safeguards { prepare_nonce: false, ..Safeguards::ALL };
-    let budget = Budget { late: 1, ..NONE };
-    let model = Search { safeguards, budget, stray_prepare: true, ..FULL };
-    fails("the nonce of prepare", model, &[Wrong::TwoLead, Wrong::EpochWentBack]);
+fn an_heirs_lease_that_counts_from_its_opening_is_found() {
+    let safeguards = Safeguards { heirs_stamp: false, ..Safeguards::ALL };
+    fails("the heir's stamp", Search { safeguards, ..HEIR }, &[Wrong::TwoLead, Wrong::EpochWentBack]);
+}
+
+#[test]
+fn an_heir_that_nobody_waits_for_is_found() {
+    let safeguards = Safeguards { heir_waited_for: false, ..Safeguards::ALL };
+    fails("waiting for the heir", Search { safeguards, ..HEIR }, &[Wrong::TwoLead, Wrong::EpochWentBack]);
+}
+
+#[test]
+fn an_heir_that_is_replaced_at_once_is_found() {
+    let safeguards = Safeguards { heir_stays: false, ..Safeguards::ALL };
+    let budget = Budget { restarts: 1, ..NONE };
+    fails(
+        "the heir that stays",
+        Search { safeguards, budget, heard_since: Some(1), ..HEIR },
+        &[Wrong::TwoLead, Wrong::EpochWentBack],
+    );
 }
 
 /// What is to be found is found earlier, and then the search ends.

@@ -194,7 +194,7 @@ impl Search {
                     state.nodes[node].disk = kept;
                     self.step(state, node, Input::Backend(QuorumEvent::Stored(ticket)));
                 }
-                Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) => {}
+                Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::OthersEnded { .. } => {}
             }
         }
         self.check(state);

@@ -236,10 +236,21 @@ fn one_candidate_not_asked_takes_over_beside_the_leader() {
 }
 
 #[test]
-fn a_hand_over_that_answers_no_question_lets_two_lead() {
-    let safeguards = Safeguards { prepare_nonce: false, ..Safeguards::ALL };
-    let faults = Faults::HAND_OVERS;
-    is_found("the nonce of prepare", Setup { safeguards, faults, ..PAIR }, two_lead_or_epoch_back);
+fn an_heirs_lease_that_counts_from_its_opening_lets_two_lead() {
+    let safeguards = Safeguards { heirs_stamp: false, ..Safeguards::ALL };
+    is_found("the heir's stamp", Setup { safeguards, gateways: 3, ..STORM }, two_lead_or_epoch_back);
+}
+
+#[test]
+fn an_heir_that_nobody_waits_for_leads_beside_another() {
+    let safeguards = Safeguards { heir_waited_for: false, ..Safeguards::ALL };
+    is_found("waiting for the heir", Setup { safeguards, gateways: 3, ..STORM }, two_lead_or_epoch_back);
+}
+
+#[test]
+fn an_heir_that_is_replaced_at_once_leads_beside_the_next() {
+    let safeguards = Safeguards { heir_stays: false, ..Safeguards::ALL };
+    is_found("the heir that stays", Setup { safeguards, gateways: 3, ..STORM }, two_lead_or_epoch_back);
 }
 
 #[test]

@@ -27,8 +27,8 @@ pub trait Core {
     /// What is known now.
     fn view(&self) -> View;
 
-    /// What is to be said of this gateway to the others, over the pair link.
-    fn peer_state(&self) -> PeerState;
+    /// What is to be said of this gateway to the others at `now`, over the pair link.
+    fn peer_state(&self, now: MonoNs) -> PeerState;
 }
 
 /// What can come.
@@ -126,6 +126,13 @@ pub enum Output<R> {
     /// The fence has been closed for a hand-over: wait, with a limit, until no send is outstanding, and answer with
     /// [`Input::Drained`].
     Drain,
+    /// A gateway that led has said where its output ended.
+    OthersEnded {
+        /// Under that epoch.
+        epoch: Epoch,
+        /// There, per channel.
+        positions: BTreeMap<u16, StreamPosition>,
+    },
     /// Ask the backend.
     Request(R),
     /// Send over the pair link.

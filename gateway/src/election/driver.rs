@@ -90,6 +90,11 @@ pub trait Surroundings: Send {
         BTreeMap::new()
     }
 
+    /// Where another gateway has said that its output ended, of when it led under that epoch.
+    fn others_ended(&mut self, epoch: Epoch, positions: &BTreeMap<u16, StreamPosition>) {
+        let _ = (epoch, positions);
+    }
+
     /// The election knows of that epoch, whoever has it.
     fn known(&mut self, epoch: Epoch) {
         let _ = epoch;
@@ -375,12 +380,12 @@ impl LeaderLatch for Election {
             state.view.leader.clone()
         };
         (self.tell)(Input::HandOver(target));
-        let outcome = self.wait(Some(2 * self.lease()), |state| {
+        let outcome = self.wait(Some(4 * self.lease()), |state| {
             let failed = state.hand_over_failed.take().map(|why| Err(HandOverError::Failed(why)));
             let leader = state.view.leader.clone().filter(|leader| Some(leader) != own.as_ref());
             failed.or_else(|| leader.map(Ok))
         });
-        outcome.unwrap_or_else(|| Err(HandOverError::Failed("nobody took over within two leases".to_owned())))
+        outcome.unwrap_or_else(|| Err(HandOverError::Failed("nobody took over within four leases".to_owned())))
     }
 
     fn set_pin(&self, pin: Pin) {

@@ -66,7 +66,7 @@ use super::{
     fitness::{Fitness, Standing},
     identity::{Incarnation, Member, NodeId},
     peer::{DeathNotice, PeerState},
-    record::ConfigurationMark,
+    record::{ConfigurationMark, PeerStamp},
 };
 
 /// What a gateway brings into the membership of one group.
@@ -411,10 +411,10 @@ impl Core for Emergent {
         own.into_iter().chain(fence).min()
     }
 
-    fn peer_state(&self) -> PeerState {
+    fn peer_state(&self, now: MonoNs) -> PeerState {
         let EmergentConfig { member, configuration, .. } = &self.config;
         let (standing, fitness, configuration) = (self.standing, self.fitness, *configuration);
-        PeerState { member: member.clone(), standing, fitness, configuration }
+        PeerState { member: member.clone(), standing, fitness, configuration, stamp: PeerStamp(now.0) }
     }
 
     fn view(&self) -> View {

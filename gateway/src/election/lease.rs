@@ -1,8 +1,9 @@
 //! The lease over a register: the core of the backends `file`, `etcd` and `zookeeper`. Pure: see [`Core`].
 //!
 //! ```text
-//!              wait over, swap won             hand-over, close
-//!   Candidate ─────────────────────► Leading ──────────────────► Leaving ── swap ──► Candidate, Closed
+//!              wait over, swap won; or
+//!              heir of one that has ended      hand-over, close
+//!   Candidate ─────────────────────► Leading ──────────────────► Leaving ── told, swap ──► Candidate, Closed
 //!       ▲                               │                           │
 //!       └──── expired, lost, outranked ─┴───── swap not in force ───┘
 //! ```
@@ -10,19 +11,21 @@
 //! - A leader's deadline is when the last renewal that succeeded was *sent*, plus L, less M. A swap whose fate is not
 //!   known moves nothing; it is found out by reading over a fresh connection, where each attempt can be recognised by
 //!   its number.
-//! - Whoever takes over has waited L(1 + ρ) since it *learned* of the record's last change, over an unbroken connection;
+//! - Whoever takes over, unless it is the heir, has waited L(1 + ρ) since it *learned* of the record's last change, over an unbroken connection;
 //!   the swap then succeeds on that version alone. This holds for every beginning: for the first record, after a start,
 //!   and for a holder that lapsed and finds its own record.
-//! - Only knowledge shortens the wait: the holder released it, its death was announced, or it handed over to this
-//!   gateway. And only for who has followed the record for a lease without a break.
+//! - Only knowledge shortens the wait: the holder released it, or its death was announced. And only for who has followed the
+//!   record for a lease without a break.
+//! - One gateway, named by the record with a stamp of its own clock, does not even wait for the store: see [`heir`].
 //! - A record is given back when no send of its holder can be under way any more: whoever reads it so begins at once.
 //! - The promises of *all* other candidates are as good as a renewal; a candidate promises only while no swap of its
 //!   own can still take effect.
 //!
-//! Modules: [`knowledge`] (what is known of the record), `candidacy` (when to swap), `leading` (renew, admit, move),
-//! `leaving` (hand over, release), `promises` (the store is lost).
+//! Modules: [`knowledge`] (what is known of the record), `candidacy` (when to swap), [`heir`] (who does not wait), `leading` (renew,
+//! admit, move), `leaving` (hand over, release), `promises` (the store is lost).
 
 mod candidacy;
+mod heir;
 mod knowledge;
 mod leading;
 mod leaving;
@@ -35,10 +38,10 @@ use std::collections::BTreeMap;
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
 use self::{
-    candidacy::Prepared,
+    heir::{Ended, Named},
     knowledge::{Knowledge, Learned, Source},
     leading::Leadership,
-    leaving::Leaving,
+    leaving::{Leaving, Way},
     promises::Promised,
 };
 use super::{
@@ -49,7 +52,7 @@ use super::{
     identity::{Member, NodeId, NodeName},
     moves::MovesConfig,
     peer::{DeathNotice, PeerMessage, PeerState},
-    record::{ConfigurationMark, Record},
+    record::{ConfigurationMark, PeerStamp, Record},
     register::{Link, Outcome, RegisterEvent, RegisterRequest, Ticket, Version, Versioned},
     timing::LeaseTiming,
 };
@@ -96,7 +99,14 @@ pub struct Lease {
     /// Since when the connection has been in doubt.
     doubtful_from: Option<MonoNs>,
     promised: Option<Promised>,
-    prepared: Option<Prepared>,
+    /// The heir of this gateway's records.
+    named: Option<Named>,
+    /// Said by a holder of its own leadership.
+    ended: Option<Ended>,
+    /// The stamp with which this gateway tried to go on as an heir: none serves twice.
+    tried_stamp: Option<PeerStamp>,
+    /// Others wait for this start of this gateway no more.
+    is_told_dead: bool,
     peers: BTreeMap<NodeId, HeardPeer>,
     deaths: Vec<DeathNotice>,
     /// When the last of them was heard.
@@ -174,8 +184,12 @@ struct HeardPeer {
 /// Safeguards that a check may switch off, to show that it would notice. All are on in every product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Safeguards {
-    /// A hand-over is taken, and an answer to *prepare* counts, only with the nonce of the question.
-    pub prepare_nonce: bool,
+    /// An heir's lease counts from its stamp.
+    pub heirs_stamp: bool,
+    /// An heir stays named while it may begin.
+    pub heir_stays: bool,
+    /// The others wait while the heir may send.
+    pub heir_waited_for: bool,
     /// Every other candidate is asked for its promise, not all but one.
     pub each_candidate_asked: bool,
     /// A candidate waits after its start as after any other news.
@@ -192,7 +206,9 @@ pub struct Safeguards {
 impl Safeguards {
     /// As in every product.
     pub const ALL: Self = Self {
-        prepare_nonce: true,
+        heirs_stamp: true,
+        heir_stays: true,
+        heir_waited_for: true,
         each_candidate_asked: true,
         sits_out: true,
         no_swap_outstanding: true,
@@ -213,7 +229,10 @@ impl Lease {
             connection: ConnectionState::Starting,
             doubtful_from: None,
             promised: None,
-            prepared: None,
+            named: None,
+            ended: None,
+            tried_stamp: None,
+            is_told_dead: false,
             peers: BTreeMap::new(),
             deaths: Vec::new(),
             death_heard: MonoNs(0),
@@ -265,8 +284,6 @@ impl Lease {
             self.end_leadership(now, CloseReason::Expired);
         }
         self.promised.take_if(|promised| now >= promised.until);
-        let timing = &self.config.timing;
-        self.prepared.take_if(|prepared| now >= timing.deadline(prepared.stamp));
         if let Some(waiting) = self.asked.waiting
             && now >= self.overdue_at(waiting)
         {
@@ -421,7 +438,6 @@ impl Lease {
             Learned::Back { seen } => {
                 let now_says = self.knowledge.record().map_or_else(Epoch::default, |record| record.epoch);
                 self.say(Output::Notice(Notice::RecordWentBack { seen, now: now_says }));
-                self.prepared = None;
                 self.learned_news(now);
             }
             Learned::Newer => {
@@ -440,12 +456,15 @@ impl Lease {
         }
         self.promised_leadership_may_be_over();
         self.ask_to_be_admitted();
-        self.look_for_hand_over(now);
         let Some(epoch) = self.leading_epoch() else { return };
-        let is_ours = self
-            .knowledge
-            .record()
-            .is_some_and(|record| record.is_held_by(&self.config.member) && record.epoch == epoch);
+        let came_from = match &self.phase {
+            Phase::Leading(leadership) => leadership.came_from,
+            Phase::Candidate | Phase::Leaving(_) => None,
+        };
+        let is_ours = self.knowledge.record().is_some_and(|record| {
+            let is_held = record.is_held_by(&self.config.member) && record.epoch == epoch;
+            is_held || came_from.is_some_and(|before| before.is_shown_by(record))
+        });
         if !is_ours {
             match &self.phase {
                 Phase::Leading(_) => self.end_leadership(now, CloseReason::Lost),
@@ -483,6 +502,11 @@ impl Lease {
                 if was_on_promises {
                     self.say(Output::Notice(Notice::StoreIsBack));
                 }
+            }
+            // As an heir it had opened with it, and the answer came too late for that: once more, without a lease's wait.
+            Phase::Candidate if record.epoch == self.opened && now < deadline && !self.closing => {
+                let (epoch, drained) = (record.epoch, Some(BTreeMap::new()));
+                self.phase = Phase::Leaving(Leaving { epoch, deadline, way: Way::Reopen, drained });
             }
             Phase::Candidate | Phase::Leading(_) | Phase::Leaving(_) => {
                 if now < deadline && record.epoch > self.opened && !self.closing {
@@ -552,7 +576,8 @@ impl Core for Lease {
             Input::Time => {
                 self.promises_turn(now);
                 self.leading_turn(now);
-                self.candidate_turn();
+                self.leaving_turn(now);
+                self.candidate_turn(now);
                 self.ask(now);
             }
             Input::Backend(event) => self.on_register(now, event),
@@ -564,7 +589,7 @@ impl Core for Lease {
             Input::Progress(progress) => self.progress = progress,
             Input::Heard(epoch) => self.heard = self.heard.max(epoch),
             Input::HandOver(target) => self.on_hand_over(now, target),
-            Input::Drained { positions } => self.on_drained(positions),
+            Input::Drained { positions } => self.on_drained(now, positions),
             Input::Pin(pin) => self.pin = Some(pin),
             Input::Placed(place) => self.place = place,
             Input::Admit(node, name) => {
@@ -582,18 +607,18 @@ impl Core for Lease {
             self.asked.waiting.map(|waiting| self.overdue_at(waiting)),
             lost.map(|from| from.plus(self.config.timing.wait_ns())),
             self.promised.as_ref().map(|promised| promised.until),
-            self.prepared.as_ref().map(|prepared| self.config.timing.deadline(prepared.stamp)),
             self.next_turn(),
         ];
         times.into_iter().flatten().min()
     }
 
-    fn peer_state(&self) -> PeerState {
+    fn peer_state(&self, now: MonoNs) -> PeerState {
         PeerState {
             member: self.config.member.clone(),
             standing: self.standing,
             fitness: self.fitness,
             configuration: self.config.configuration,
+            stamp: PeerStamp(now.0),
         }
     }
 
@@ -644,12 +669,14 @@ impl Lease {
             Phase::Candidate if self.closing => self.record_to_give_back().map(|_| self.sends_end),
             Phase::Candidate => self.acquire_at(),
             Phase::Leading(leadership) => self.renew_at(leadership),
-            Phase::Leaving(leaving) => leaving.drained.is_some().then_some(MonoNs(0)),
+            Phase::Leaving(leaving) if !leaving.is_handed_over() => leaving.drained.as_ref().map(|_| MonoNs(0)),
+            Phase::Leaving(_) => None,
         };
         let ask = swap.filter(|_| self.asked.waiting.is_none()).map(|at| at.max(self.asked.rest_until));
         let turn = match &self.phase {
             Phase::Leading(leadership) => Some(self.leading_turn_at(leadership)),
-            Phase::Candidate | Phase::Leaving(_) => None,
+            Phase::Leaving(leaving) => leaving.turn_at(),
+            Phase::Candidate => self.inheritance().map(|_| MonoNs(0)),
         };
         ask.into_iter().chain(turn).min()
     }
@@ -668,9 +695,14 @@ impl Lease {
             PeerMessage::Prepare(question) => self.on_prepare(now, from, question),
             PeerMessage::Prepared { question, stamp } => self.on_prepared(now, from, question, stamp),
             PeerMessage::PrepareRefused(question) => self.on_prepare_refused(from, question),
+            PeerMessage::Ended { question, positions, is_automatic } => {
+                self.on_ended(from, Ended { leadership: question.leadership(), is_automatic }, positions);
+            }
             PeerMessage::AdmitAsk { member, configuration } => self.on_admit_ask(from, member, configuration),
             PeerMessage::State(state) => {
-                if state.member.node == from {
+                let age = |state: &PeerState| (state.member.incarnation, state.stamp);
+                let is_newest = self.peers.get(&from).is_none_or(|peer| age(&peer.state) <= age(&state));
+                if state.member.node == from && is_newest {
                     self.peers.insert(from, HeardPeer { state, heard_at: now });
                 }
             }
@@ -681,6 +713,7 @@ impl Lease {
         // What was waited on a clock that ran too fast was no wait.
         if self.clock_error_ppm > self.config.timing.rate_error_ppm {
             self.knowledge.wait_again(now);
+            self.wait_for_heirs_again(now);
         }
         self.clock_error_ppm = error_ppm;
     }

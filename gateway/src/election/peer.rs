@@ -1,12 +1,14 @@
 //! What the gateways of a group say to each other beside the store. The pair link carries it, authenticated and
 //! without replay; it may lose, delay and reorder, so each answer names the question's nonce and incarnation.
 
-use mdgw_feeds::identity::Epoch;
+use std::collections::BTreeMap;
+
+use mdgw_feeds::{identity::Epoch, published::position::StreamPosition};
 use serde::{Deserialize, Serialize};
 
 use super::{
     fitness::{Fitness, Standing},
-    identity::{Incarnation, Member, NodeId, epoch_number},
+    identity::{Incarnation, Member, NodeId, epoch_number, written_positions},
     record::{ConfigurationMark, PeerStamp},
 };
 
@@ -20,7 +22,7 @@ pub enum PeerMessage {
     Promise(Question),
     /// I don't: a swap of mine is under way, or I have not sat out my start.
     PromiseRefused(Question),
-    /// A hand-over to you is coming. From your answer on you promise nothing until you have read the record.
+    /// A hand-over to you is coming.
     Prepare(Question),
     /// I am ready, since that moment of my clock.
     Prepared {
@@ -31,6 +33,16 @@ pub enum PeerMessage {
     },
     /// I am not: not fit, still joining, or closed.
     PrepareRefused(Question),
+    /// My leadership is over, and nothing that was sent under its epoch is under way any more: my heir may begin.
+    Ended {
+        /// Which leadership.
+        question: Question,
+        /// Where its output ended, per channel.
+        #[serde(with = "written_positions")]
+        positions: BTreeMap<u16, StreamPosition>,
+        /// It moved by itself, and the next one is to hold still for longer.
+        is_automatic: bool,
+    },
     /// The record does not name me: admit me.
     AdmitAsk {
         /// Who asks.
@@ -63,7 +75,13 @@ impl Question {
     /// Whether the asker is who died.
     #[must_use]
     pub fn is_of(&self, notice: &DeathNotice) -> bool {
-        (self.asker, self.incarnation, self.epoch) == (notice.holder, notice.incarnation, notice.epoch)
+        self.leadership() == *notice
+    }
+
+    /// The leadership that it is about, as its end would be told.
+    #[must_use]
+    pub fn leadership(&self) -> DeathNotice {
+        DeathNotice { holder: self.asker, incarnation: self.incarnation, epoch: self.epoch }
     }
 }
 
@@ -79,6 +97,8 @@ pub struct PeerState {
     pub fitness: Fitness,
     /// What it is configured to publish.
     pub configuration: ConfigurationMark,
+    /// When it says so, on its own clock.
+    pub stamp: PeerStamp,
 }
 
 /// Knowledge, not suspicion, that a process has ended: *this* holder, *this* incarnation, *this* epoch. Announced by
@@ -116,6 +136,7 @@ mod tests {
                 standing: Standing::Stands,
                 fitness: Fitness { stalled: true, ..Fitness::default() },
                 configuration: ConfigurationMark::default(),
+                stamp: PeerStamp(5),
             }),
         ] {
             let text = serde_json::to_string(&message).unwrap();

@@ -5,15 +5,13 @@
 
 use std::collections::BTreeMap;
 
-use mdgw_feeds::{
-    identity::{ChannelId, Epoch},
-    published::position::StreamPosition,
-};
+use mdgw_feeds::identity::Epoch;
 use serde::{Deserialize, Serialize};
 
 use super::{
     fitness::Fitness,
-    identity::{EPOCH_COUNT_MAX, Member, NodeId, NodeName, epoch_number, written_positions},
+    identity::{EPOCH_COUNT_MAX, Incarnation, Member, NodeId, NodeName, epoch_number},
+    peer::DeathNotice,
     timing::LEASE_NS_MAX,
 };
 
@@ -24,7 +22,7 @@ pub struct Record {
     /// Of the present leadership, or the last one where there is no holder.
     #[serde(with = "epoch_number")]
     pub epoch: Epoch,
-    /// Who leads; `None`: released, or ended by a notice of death, so that nobody needs to wait.
+    /// Who leads; `None`: released, or ended by a notice of death, so that nobody needs to wait but for the heir.
     pub holder: Option<Member>,
     /// Renewals of this leadership: makes each renewal a change that can be seen.
     pub renewal: u64,
@@ -34,8 +32,8 @@ pub struct Record {
     pub fitness: Fitness,
     /// Who may stand, the holder included: changed by the holder's swap alone.
     pub candidates: BTreeMap<NodeId, NodeName>,
-    /// How this leadership was handed over, where it was.
-    pub hand_over: Option<HandOver>,
+    /// Who may begin at once when the holder has ended, and until when. One that is named stays so while it may.
+    pub heir: Option<Heir>,
     /// Automatic moves in a row: each doubles the least tenure. 0 again after a long leadership.
     pub moves: u32,
     /// No automatic moves. Never stops a leader from ending its own lease.
@@ -44,26 +42,24 @@ pub struct Record {
     pub configuration: ConfigurationMark,
 }
 
-/// A planned change of leadership: the old holder's last swap makes the target the holder.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// Who leads next without asking the store first: it may open its fence when it knows that the holder has ended, and
+/// swaps the record meanwhile. Its lease counts from its own stamp, which was there before the record that names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct HandOver {
-    /// Who gave it.
-    pub from: NodeId,
-    /// Of the *prepare* that the target answered: an older answer is worth nothing.
-    pub nonce: u64,
-    /// The target's answer to *prepare*, on the target's own clock: its lease counts from there.
+pub struct Heir {
+    /// Which gateway.
+    pub node: NodeId,
+    /// Which start of it: another one inherits nothing.
+    pub incarnation: Incarnation,
+    /// When it was heard last, on its own clock.
     pub stamp: PeerStamp,
-    /// Where the old holder's output ended, per channel.
-    #[serde(with = "written_positions")]
-    pub positions: BTreeMap<u16, StreamPosition>,
 }
 
-impl HandOver {
-    /// Where the old holder's output of that channel ended.
+impl Heir {
+    /// Whether that is this start of this gateway.
     #[must_use]
-    pub fn position(&self, channel: ChannelId) -> Option<StreamPosition> {
-        self.positions.get(&channel.0).copied()
+    pub fn is(&self, member: &Member) -> bool {
+        (self.node, self.incarnation) == (member.node, member.incarnation)
     }
 }
 
@@ -91,10 +87,17 @@ impl Record {
         self.holder.as_ref() == Some(member)
     }
 
-    /// The same without holder: nobody needs to wait for it.
+    /// The leadership that it shows, as its end would be told; `None`: it has no holder.
+    #[must_use]
+    pub fn leadership(&self) -> Option<DeathNotice> {
+        let Member { node, incarnation, .. } = *self.holder.as_ref()?;
+        Some(DeathNotice { holder: node, incarnation, epoch: self.epoch })
+    }
+
+    /// The same without holder: nobody needs to wait for it, but for its heir.
     #[must_use]
     pub fn released(&self) -> Self {
-        Self { holder: None, hand_over: None, renewal: self.renewal + 1, ..self.clone() }
+        Self { holder: None, renewal: self.renewal + 1, ..self.clone() }
     }
 
     /// As it stands in the store.
@@ -161,14 +164,9 @@ pub const RECORD_BYTES_MAX: usize = 512 << 10;
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use mdgw_feeds::{
-        identity::{Feed, Sequence, Session},
-        time::TradingDate,
-    };
     use proptest::prelude::*;
 
     use super::*;
-    use crate::election::identity::Incarnation;
 
     pub(crate) fn member(node: u8, incarnation: u64) -> Member {
         let name = NodeName::new(&format!("gw{node}")).unwrap();
@@ -183,29 +181,26 @@ pub(crate) mod tests {
             lease_ns: 100_000_000,
             fitness: Fitness::default(),
             candidates: [1, 2].map(|node| (NodeId(node), member(node, 0).name)).into(),
-            hand_over: None,
+            heir: None,
             moves: 0,
             pinned: false,
             configuration: ConfigurationMark { hash: 7, revision: 1, output_version: 1 },
         }
     }
 
-    fn with_hand_over() -> Record {
-        let session =
-            Session { feed: Feed::IexDeep, date: TradingDate::from_yyyymmdd(20_170_425).unwrap(), restart: 11 };
-        let position = StreamPosition { session, sequence: Sequence(17), part: 3 };
-        let hand_over =
-            HandOver { from: NodeId(1), nonce: 9, stamp: PeerStamp(4), positions: BTreeMap::from([(5, position)]) };
-        Record { hand_over: Some(hand_over), ..record(3, &member(2, 8)) }
+    pub(crate) fn heir(node: u8, stamp: u64) -> Heir {
+        Heir { node: NodeId(node), incarnation: Incarnation(1), stamp: PeerStamp(stamp) }
+    }
+
+    fn with_heir() -> Record {
+        Record { heir: Some(heir(1, 4)), ..record(3, &member(2, 8)) }
     }
 
     #[test]
     fn records_survive_the_store() {
-        for record in [record(1, &member(1, 1)), with_hand_over(), Record { holder: None, ..record(1, &member(1, 1)) }]
-        {
+        for record in [record(1, &member(1, 1)), with_heir(), Record { holder: None, ..record(1, &member(1, 1)) }] {
             assert_eq!(Record::from_bytes(&record.to_bytes()).unwrap(), record);
         }
-        assert_eq!(with_hand_over().hand_over.unwrap().position(ChannelId(5)).unwrap().part, 3);
     }
 
     #[test]
@@ -225,7 +220,7 @@ pub(crate) mod tests {
     proptest! {
         #[test]
         fn damage_is_refused_or_read_as_a_sound_record(index in 0_usize..600, byte: u8) {
-            let mut bytes = with_hand_over().to_bytes();
+            let mut bytes = with_heir().to_bytes();
             let index = index % bytes.len();
             bytes[index] = byte;
             if let Ok(record) = Record::from_bytes(&bytes) {

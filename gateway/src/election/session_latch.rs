@@ -25,7 +25,7 @@ use super::{
     identity::{Member, NodeId, next_epoch},
     lease::OnSuspended,
     peer::PeerState,
-    record::ConfigurationMark,
+    record::{ConfigurationMark, PeerStamp},
     register::{Link, Ticket, Version},
     timing::LeaseTiming,
 };
@@ -535,12 +535,13 @@ impl Core for SessionLatch {
         }
     }
 
-    fn peer_state(&self) -> PeerState {
+    fn peer_state(&self, now: MonoNs) -> PeerState {
         PeerState {
             member: self.config.member.clone(),
             standing: self.standing,
             fitness: self.fitness,
             configuration: self.config.configuration,
+            stamp: PeerStamp(now.0),
         }
     }
 }

@@ -77,6 +77,12 @@ impl LeaseTiming {
         sent.plus(self.lease_ns.saturating_sub(self.margin_ns))
     }
 
+    /// The same where others wait no longer than for a lease of `lease_ns`.
+    #[must_use]
+    pub fn deadline_within(&self, sent: MonoNs, lease_ns: u64) -> MonoNs {
+        sent.plus(self.lease_ns.min(lease_ns).saturating_sub(self.margin_ns))
+    }
+
     /// How long a candidate waits for a lease of this length: L(1 + ρ), rounded up.
     #[must_use]
     pub fn wait_ns(&self) -> u64 {

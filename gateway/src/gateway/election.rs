@@ -443,7 +443,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 impl Surroundings for Desk {
     fn to_peer(&mut self, to: NodeId, message: PeerMessage) {
         if matches!(message, PeerMessage::Prepared { .. }) {
-            lock(&self.omens).entry(self.group).or_default().prepared = Some(mono_now());
+            self.is_handed_over();
         }
         if let Some(desk) = self.peer_way.get()
             && desk.is_linked_to(to.0)
@@ -479,6 +479,11 @@ impl Surroundings for Desk {
         by_number(self.desk.positions())
     }
 
+    fn others_ended(&mut self, epoch: Epoch, positions: &BTreeMap<u16, StreamPosition>) {
+        self.is_handed_over();
+        self.desk.others_ended(epoch, positions);
+    }
+
     fn known(&mut self, epoch: Epoch) {
         self.desk.epochs().vouch(epoch);
     }
@@ -499,6 +504,13 @@ impl Surroundings for Desk {
         if let Notice::RecordWentBack { seen, now } = notice {
             tracing::error!(alarm = "record-went-back", ?seen, ?now, "the election's record was restored or made anew");
         }
+    }
+}
+
+impl Desk {
+    /// What follows soon has this reason.
+    fn is_handed_over(&self) {
+        lock(&self.omens).entry(self.group).or_default().handed_over = Some(mono_now());
     }
 }
 

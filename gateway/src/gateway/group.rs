@@ -9,7 +9,7 @@ use std::{
 };
 
 use mdgw_feeds::{
-    identity::{ChannelId, GroupId},
+    identity::{ChannelId, Epoch, GroupId},
     published::position::StreamPosition,
 };
 
@@ -99,6 +99,15 @@ impl GroupDesk {
             }
         }
         all_answered.then(|| self.positions())
+    }
+
+    /// A gateway that led under that epoch has said where its output ended: channels go on there when the fence opens next.
+    pub fn others_ended(&self, epoch: Epoch, positions: &BTreeMap<u16, StreamPosition>) {
+        for GroupChannel { id, words, .. } in &self.channels {
+            if let Some(position) = positions.get(&id.0) {
+                words.ended.advance(epoch, *position);
+            }
+        }
     }
 
     /// Where each channel's output stands, as far as is known: as sent by this gateway, else as heard of the other.

@@ -28,8 +28,8 @@ use crate::{
 /// What the election was told that explains why leadership comes to this gateway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Omens {
-    /// It said that it is prepared for a hand-over.
-    pub(super) prepared: Option<MonoNs>,
+    /// It said that it is prepared for a hand-over, or the leader that it has ended.
+    pub(super) handed_over: Option<MonoNs>,
     /// The process of another gateway has ended.
     pub(super) death: Option<MonoNs>,
 }
@@ -189,7 +189,7 @@ fn takeover(channel: ChannelId, opening: &Opening, board: &Board) -> ChannelTake
 /// Why leadership came, as far as can be told from here.
 fn cause(omens: Omens, had_leader: bool, before: Epoch, now: MonoNs) -> &'static str {
     let is_recent = |omen: Option<MonoNs>| omen.is_some_and(|at| now.since(at) < OMEN_NS_MAX);
-    if is_recent(omens.prepared) {
+    if is_recent(omens.handed_over) {
         "handed over"
     } else if is_recent(omens.death) {
         "the leader's process has ended"
@@ -218,7 +218,7 @@ mod tests {
         let second = 1_000_000_000;
         let now = MonoNs(100 * second);
         let at = |seconds: u64| Some(MonoNs(seconds * second));
-        let omens = |prepared, death| Omens { prepared, death };
+        let omens = |handed_over, death| Omens { handed_over, death };
         let led = Epoch::new(3, 1);
         for (omens, had_leader, before, expected) in [
             (omens(at(99), None), true, led, "handed over"),

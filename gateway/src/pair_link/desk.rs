@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    os::unix::net::UnixDatagram,
     sync::{
         Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -29,6 +30,8 @@ use crate::{
 #[derive(Debug)]
 pub struct PairDesk {
     pub(super) out: ArrayQueue<Outgoing>,
+    /// Wakes the link's thread for what can't wait until it looks by itself.
+    bell: UnixDatagram,
     election: ArrayQueue<(u8, GroupId, PeerMessage)>,
     deaths: ArrayQueue<(Option<GroupId>, DeathNotice)>,
     mismatches: ArrayQueue<Mismatch>,
@@ -101,9 +104,10 @@ pub struct PairCounts {
 }
 
 impl PairDesk {
-    pub(super) fn new(serial: u64) -> Self {
+    pub(super) fn new(serial: u64, bell: UnixDatagram) -> Self {
         Self {
             out: ArrayQueue::new(QUEUE_MESSAGES_MAX),
+            bell,
             election: ArrayQueue::new(QUEUE_MESSAGES_MAX),
             deaths: ArrayQueue::new(QUEUE_MESSAGES_MAX),
             mismatches: ArrayQueue::new(MISMATCHES_MAX),
@@ -204,7 +208,13 @@ impl PairDesk {
     }
 
     fn send(&self, to: Option<u8>, message: LinkMessage, copies: usize) -> bool {
-        self.keep(&self.out, Outgoing { to, message, copies })
+        let is_urgent = copies > 0;
+        let has_room = self.keep(&self.out, Outgoing { to, message, copies });
+        if is_urgent {
+            // A full bell has been rung.
+            let _rung = self.bell.send(&[0]);
+        }
+        has_room
     }
 
     /// Text of the election's that means nothing to it is refused.

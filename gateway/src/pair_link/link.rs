@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     net::{SocketAddr, SocketAddrV4, TcpListener, UdpSocket},
-    os::fd::AsFd as _,
+    os::{fd::AsFd as _, unix::net::UnixDatagram},
     path::PathBuf,
     sync::{
         Arc,
@@ -144,7 +144,11 @@ impl PairLink {
         let datagrams = UdpSocket::bind(address).map_err(listen)?;
         datagrams.set_nonblocking(true).map_err(listen)?;
         let serial = Nonce::random().map_err(listen)?.number();
-        let desk = Arc::new(PairDesk::new(serial));
+        let (bell, rung) = UnixDatagram::pair().map_err(PairLinkError::Thread)?;
+        for end in [&bell, &rung] {
+            end.set_nonblocking(true).map_err(PairLinkError::Thread)?;
+        }
+        let desk = Arc::new(PairDesk::new(serial, bell));
         let PairParts { board, epochs, logs, peer_gaps, history, channels } = parts;
         let peer = |end: &PeerEnd| Peer {
             end: *end,
@@ -158,6 +162,7 @@ impl PairLink {
             config,
             listener,
             datagrams,
+            rung,
             pending: Vec::new(),
             tell_at: MonoNs(0),
             gaps_asked: 0,
@@ -213,6 +218,8 @@ struct Link {
     config: PairLinkConfig,
     listener: TcpListener,
     datagrams: UdpSocket,
+    /// The desk's bell.
+    rung: UnixDatagram,
     peers: Vec<Peer>,
     /// Connections that have not proved the key yet.
     pending: Vec<Connection>,
@@ -237,7 +244,8 @@ impl Link {
             self.turn(mono_now());
             let current = self.peers.iter().filter_map(|peer| peer.current.as_ref());
             let connections = current.chain(&self.pending).map(|connection| connection.socket.as_fd());
-            let sockets = [self.listener.as_fd(), self.datagrams.as_fd()].into_iter().chain(connections);
+            let own = [self.listener.as_fd(), self.datagrams.as_fd(), self.rung.as_fd()];
+            let sockets = own.into_iter().chain(connections);
             if let Err(error) = poll::readable(sockets, TURN) {
                 tracing::error!(%error, "pair link");
                 std::thread::sleep(TURN);
@@ -246,6 +254,8 @@ impl Link {
     }
 
     fn turn(&mut self, now: MonoNs) {
+        // Before what it was rung for is looked at.
+        while self.rung.recv(&mut [0]).is_ok() {}
         self.accept(now);
         self.dial(now);
         self.hear_pending(now);
@@ -654,7 +664,7 @@ impl std::fmt::Display for Hex<'_> {
     }
 }
 
-/// How long a message left at the desk waits at most for the thread to look.
+/// How long a message left at the desk for which the bell isn't rung waits at most for the thread to look.
 const TURN: Duration = Duration::from_millis(1);
 const DIAL_INTERVAL_NS: u64 = 100_000_000;
 /// Positions come every few tens of milliseconds; a connection on which nothing does is dead.

@@ -239,7 +239,7 @@ impl Hello {
 }
 
 const MAGIC: &[u8; 8] = b"MDGWPAIR";
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 
 impl LinkMessage {
     /// Its body, kind first. What is beyond a bound is left out: senders keep to them.

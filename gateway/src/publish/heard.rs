@@ -51,6 +51,8 @@ impl Heard {
 pub struct TakeoverWords {
     /// What was heard: in.
     pub heard: HeardWords,
+    /// Where the output of the gateway before ended: in.
+    pub ended: EndedWords,
     /// What was sent: out.
     pub sent: SentWord,
     /// Where the output stood when the channel looked at the fence last: out.
@@ -137,6 +139,38 @@ impl LookWords {
 }
 
 impl Default for LookWords {
+    fn default() -> Self {
+        Self(Slots::new())
+    }
+}
+
+/// Where a gateway that has given up its leadership has said that its output ended; authenticated. Written by the election
+/// thread, read by the holder of the channel's claim.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct EndedWords(Slots<4>);
+
+impl EndedWords {
+    /// Everything before it was sent under that epoch, or earlier ones. What is older changes nothing. By the election thread alone.
+    pub(crate) fn advance(&self, epoch: Epoch, position: StreamPosition) {
+        if self.get().is_none_or(|(before, _)| before < epoch) {
+            let [a, b, c] = position.to_words();
+            self.0.set([a, b, c, epoch.0]);
+        }
+    }
+
+    fn get(&self) -> Option<(Epoch, StreamPosition)> {
+        let [a, b, c, epoch] = self.0.get()?;
+        Some((Epoch(epoch), StreamPosition::from_words([a, b, c])?))
+    }
+
+    /// Where it ended under an epoch after that one.
+    pub(super) fn after(&self, epoch: Epoch) -> Option<StreamPosition> {
+        self.get().filter(|(ended, _)| *ended > epoch).map(|(_, position)| position)
+    }
+}
+
+impl Default for EndedWords {
     fn default() -> Self {
         Self(Slots::new())
     }
@@ -311,6 +345,16 @@ mod tests {
         assert_eq!(heard(at(0, 5), at(0, 12)).credible(at(0, 9)), at(0, 12));
         assert_eq!(heard(None, at(0, 3)).credible(at(0, 9)), at(0, 3));
         assert_eq!(heard(None, None).credible(at(0, 9)), None);
+    }
+
+    #[test]
+    fn the_last_word_of_where_another_gateways_output_ended_counts() {
+        let words = EndedWords::default();
+        assert_eq!(words.after(Epoch(0)), None);
+        words.advance(Epoch(5), at(0, 7).unwrap());
+        words.advance(Epoch(4), at(0, 3).unwrap());
+        assert_eq!(words.after(Epoch(4)), at(0, 7));
+        assert_eq!(words.after(Epoch(5)), None, "this gateway has led since");
     }
 }
 

@@ -327,11 +327,12 @@ impl Publisher {
         self.counts.openings += 1;
         let heard = self.words.heard.get();
         let is_own_turn_later = self.counts.openings > 1 && heard.epoch <= self.epoch;
+        let ended = self.words.ended.after(self.epoch);
         self.epoch = epoch;
         self.mode = PublishMode::Tail;
         self.tail = None;
         let ready = log.ready();
-        let heard = heard.credible(ready).filter(|_| !is_own_turn_later);
+        let heard = heard.credible(ready).filter(|_| !is_own_turn_later).max(ended);
         self.opening = Opening { epoch, heard, ready, ..Opening::default() };
         self.tail_packets_before = self.counts.tail_packets;
         self.words.opening.set(self.opening);

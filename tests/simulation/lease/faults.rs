@@ -131,10 +131,7 @@ impl World {
             Fault::CutToStore => self.cut(gateway, store, lasts_ns),
             Fault::CutFromStore => self.cut(store, gateway, lasts_ns),
             Fault::CutPeers => self.cut(gateway, (gateway + 1) % store, lasts_ns),
-            Fault::HandOver => {
-                self.tell_states();
-                self.send(gateway, Input::HandOver(None), 20_000);
-            }
+            Fault::HandOver => self.send(gateway, Input::HandOver(None), 20_000),
             Fault::Close => {
                 self.gateways[gateway].closes = true;
                 self.send(gateway, Input::Close, 0);

@@ -123,6 +123,7 @@ pub(super) enum Event {
     AtStore { from: usize, incarnation: u64, connection: u64, life: u64, request: Box<RegisterRequest> },
     Packet(Epoch),
     HotThread(usize),
+    State(usize),
     Fault,
     Heal(usize, usize),
     StoreUp,
@@ -185,6 +186,7 @@ impl World {
             let delay_ns = world.random.below(setup.timing.lease_ns);
             world.after(delay_ns, Event::Restart(gateway));
             world.after(delay_ns, Event::HotThread(gateway));
+            world.after(delay_ns, Event::State(gateway));
         }
         if setup.faults.every_ns > 0 {
             world.after(2 * setup.timing.lease_ns, Event::Fault);
@@ -253,6 +255,7 @@ impl World {
             }
             Event::Packet(epoch) => self.receive(epoch),
             Event::HotThread(gateway) => self.hot_thread(gateway),
+            Event::State(gateway) => self.tell_state(gateway),
             Event::Fault => self.random_fault(),
             Event::Heal(from, to) => self.heal(from, to),
             Event::StoreUp => self.store_up(),
@@ -342,7 +345,7 @@ impl World {
                 self.ask_store(gateway, request);
             }
             Output::Peer { to, message } => self.send_to_peer(gateway, to, message),
-            Output::Connection(_) | Output::Notice(_) => {}
+            Output::Connection(_) | Output::Notice(_) | Output::OthersEnded { .. } => {}
         }
     }
 
@@ -450,15 +453,17 @@ impl World {
         self.send(to, Input::Peer { from: node_of(from), message }, delay_ns);
     }
 
-    /// Everybody tells everybody how it is.
-    pub(crate) fn tell_states(&mut self) {
-        for from in 0..self.gateways.len() {
-            let Some(state) = self.gateways[from].core.as_ref().map(|core| core.peer_state()) else { continue };
-            for to in (0..self.gateways.len()).filter(|to| *to != from) {
-                let message = PeerMessage::State(state.clone());
-                self.send(to, Input::Peer { from: node_of(from), message }, 10_000);
+    /// Tells the others how it is, as every election thread does in each renewal period.
+    fn tell_state(&mut self, from: usize) {
+        let now = self.local(from);
+        let Gateway { core, paused, .. } = &self.gateways[from];
+        let state = core.as_ref().filter(|_| !paused).map(|core| core.peer_state(now));
+        for to in (0..self.gateways.len()).filter(|to| *to != from) {
+            if let Some(state) = &state {
+                self.send_to_peer(from, node_of(to), PeerMessage::State(state.clone()));
             }
         }
+        self.after(self.setup.timing.renew_ns, Event::State(from));
     }
 
     /// Of one message, either way: short, or now and then long.

@@ -583,7 +583,7 @@ impl World {
             }
             Output::Request(QuorumRequest::Send(message)) => self.send(message),
             Output::Request(QuorumRequest::Store { ticket, kept }) => self.store(id, ticket, kept),
-            Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) => {}
+            Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::OthersEnded { .. } => {}
         }
     }
 

@@ -208,7 +208,7 @@ pub fn record(node: u8) -> Record {
         lease_ns: 100_000_000,
         fitness: Fitness::default(),
         candidates: BTreeMap::from([(NodeId(node), name)]),
-        hand_over: None,
+        heir: None,
         pinned: false,
         moves: 0,
         configuration: ConfigurationMark { hash: 1, revision: 1, output_version: 1 },

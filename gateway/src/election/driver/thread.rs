@@ -146,7 +146,7 @@ where
             if let Some(epoch) = self.surroundings.heard() {
                 self.take(Input::Heard(epoch));
             }
-            let state = self.core.peer_state();
+            let state = self.core.peer_state(now);
             for peer in &self.options.peers {
                 self.surroundings.to_peer(*peer, PeerMessage::State(state.clone()));
             }
@@ -188,6 +188,7 @@ where
                     self.surroundings.leadership(epoch, None);
                     tracing::info!(group = self.options.name, epoch = epoch.count(), "leads");
                 }
+                Output::OthersEnded { epoch, positions } => self.surroundings.others_ended(epoch, &positions),
                 Output::Drain => self.drain_until = Some(mono_now().plus(self.options.timing.send_ns_max)),
                 Output::Request(request) => self.backend.ask(request),
                 Output::Peer { to, message } => self.surroundings.to_peer(to, message),

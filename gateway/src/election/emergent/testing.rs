@@ -138,7 +138,7 @@ impl World {
                         self.under_way.insert((now.plus(LATENCY_NS), self.sent), post);
                     }
                 }
-                Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) => {}
+                Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::OthersEnded { .. } => {}
             }
         }
         self.owners_max = self.owners_max.max(self.owners().len());

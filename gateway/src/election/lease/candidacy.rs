@@ -8,24 +8,18 @@ use super::{DEATHS_MAX, Leadership, Lease, Phase};
 use crate::election::{
     core::{CloseReason, Obstacle, Output, Progress},
     fitness::{FitnessClass, Standing},
-    identity::{NodeId, NodeName, next_epoch},
+    identity::{NodeId, NodeName},
     peer::{DeathNotice, PeerMessage, Question},
     record::{ConfigurationMark, PeerStamp, Record},
 };
 
-/// This gateway said that it is ready to be handed the lead, at that moment.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Prepared {
-    pub(super) question: Question,
-    pub(super) stamp: MonoNs,
-}
-
 impl Lease {
-    /// What stands in its way now.
-    pub(super) fn candidate_turn(&mut self) {
+    /// What stands in its way now; and nothing does for the heir of a leadership that has ended.
+    pub(super) fn candidate_turn(&mut self, now: MonoNs) {
         if matches!(self.phase, Phase::Candidate) {
             let obstacle = self.find_obstacle();
             self.set_obstacle(obstacle);
+            self.inherit(now);
         }
     }
 
@@ -39,14 +33,11 @@ impl Lease {
         if self.acquire_at().is_none_or(|at| now < at) {
             return None;
         }
-        let record = self.knowledge.record();
-        let known = [record.map_or_else(Epoch::default, |record| record.epoch), self.knowledge.highest_epoch()];
-        let own = [self.config.own_epoch, self.opened, self.heard];
-        let Some(epoch) = next_epoch(self.node(), known.into_iter().chain(own)) else {
+        let Some(epoch) = self.next_own_epoch() else {
             self.set_obstacle(Some(Obstacle::EpochsUsedUp));
             return None;
         };
-        Some(self.record_of_own(epoch))
+        Some(self.record_of_own(now, epoch))
     }
 
     /// The record that a gateway which closes still holds: its leadership had run out, or an attempt took effect after all.
@@ -55,7 +46,7 @@ impl Lease {
     }
 
     /// The record under which this gateway leads with `epoch`.
-    pub(super) fn record_of_own(&self, epoch: Epoch) -> Record {
+    pub(super) fn record_of_own(&self, now: MonoNs, epoch: Epoch) -> Record {
         let before = self.knowledge.record();
         Record {
             epoch,
@@ -64,7 +55,7 @@ impl Lease {
             lease_ns: self.config.timing.lease_ns,
             fitness: self.fitness,
             candidates: self.candidates_after(before),
-            hand_over: None,
+            heir: self.named_heir(now),
             moves: before.map_or(0, |before| before.moves),
             pinned: before.is_some_and(|before| before.pinned),
             configuration: self.config.configuration,
@@ -96,13 +87,15 @@ impl Lease {
             None => learned.plus(timing.wait_ns()),
             Some(record) => {
                 let wait_ns = timing.wait_for_ns(record.lease_ns);
+                // Of who knows that nobody holds it.
+                let at_once = || settled.plus(wait_ns).max(learned).max(self.heir_ends(record).unwrap_or_default());
                 if self.differs_from(record).is_some() {
                     learned.plus(wait_ns.saturating_mul(DIFFERENCE_PATIENCE))
                 } else if record.holder.is_none() {
-                    settled.plus(wait_ns).max(learned)
+                    at_once()
                 } else if self.is_dead(record) {
                     // Who tries first is reckoned from the news.
-                    settled.plus(wait_ns).max(learned).max(self.death_heard)
+                    at_once().max(self.death_heard)
                 } else {
                     learned.plus(wait_ns)
                 }
@@ -122,7 +115,7 @@ impl Lease {
         !self.closing && matches!(self.find_obstacle(), None | Some(Obstacle::Promised))
     }
 
-    fn find_obstacle(&self) -> Option<Obstacle> {
+    pub(super) fn find_obstacle(&self) -> Option<Obstacle> {
         if let Some(why) = &self.foreign {
             return Some(Obstacle::ForeignRecord(why.clone()));
         }
@@ -179,7 +172,6 @@ impl Lease {
     /// The fence opens.
     pub(super) fn open(&mut self, now: MonoNs, epoch: Epoch, deadline: MonoNs, named: BTreeMap<NodeId, NodeName>) {
         self.opened = epoch;
-        self.prepared = None;
         self.promised = None;
         self.set_obstacle(None);
         self.phase = Phase::Leading(Leadership::new(now, epoch, deadline, named));
@@ -192,6 +184,7 @@ impl Lease {
         let own = &self.config.member;
         if (notice.holder, notice.incarnation) == (own.node, own.incarnation) {
             // Others act on it, whether it is true or not.
+            self.is_told_dead = true;
             if matches!(self.phase, Phase::Leading(_)) && self.leading_epoch() == Some(notice.epoch) {
                 self.end_leadership(now, CloseReason::Lost);
             }
@@ -209,8 +202,7 @@ impl Lease {
     }
 
     pub(super) fn is_dead(&self, record: &Record) -> bool {
-        let Some(holder) = &record.holder else { return false };
-        self.deaths.contains(&DeathNotice { holder: holder.node, incarnation: holder.incarnation, epoch: record.epoch })
+        record.leadership().is_some_and(|leadership| self.deaths.contains(&leadership))
     }
 
     // ---- handed over to this gateway ----
@@ -219,45 +211,19 @@ impl Lease {
         if from != question.asker {
             return;
         }
-        let is_leaders = self.knowledge.record().is_some_and(|record| {
-            record.epoch == question.epoch
-                && record
-                    .holder
-                    .as_ref()
-                    .is_some_and(|holder| (holder.node, holder.incarnation) == (from, question.incarnation))
-        });
+        let is_leaders =
+            self.knowledge.record().is_some_and(|record| record.leadership() == Some(question.leadership()));
         let is_ready = is_leaders
             && !self.closing
             && !self.hinders()
             && matches!(self.phase, Phase::Candidate)
             && self.asked.attempts.is_empty();
         let message = if is_ready {
-            self.prepared = Some(Prepared { question, stamp: now });
             PeerMessage::Prepared { question, stamp: PeerStamp(now.0) }
         } else {
             PeerMessage::PrepareRefused(question)
         };
         self.say(Output::Peer { to: from, message });
-    }
-
-    /// Opens on the record that answers this gateway's own word, and on no other.
-    pub(super) fn look_for_hand_over(&mut self, now: MonoNs) {
-        let Some(Prepared { question, stamp }) = &self.prepared else { return };
-        let Some(record) = self.knowledge.record() else { return };
-        let Some(hand_over) = &record.hand_over else { return };
-        let is_answer =
-            (hand_over.from, hand_over.nonce, hand_over.stamp) == (question.asker, question.nonce, PeerStamp(stamp.0));
-        if self.safeguards.prepare_nonce && !is_answer {
-            return;
-        }
-        if !record.is_held_by(&self.config.member) || record.epoch <= self.opened || self.closing {
-            return;
-        }
-        let (epoch, named, deadline) = (record.epoch, record.candidates.clone(), self.config.timing.deadline(*stamp));
-        self.prepared = None;
-        if now < deadline {
-            self.open(now, epoch, deadline, named);
-        }
     }
 
     // ---- not named ----

@@ -17,6 +17,8 @@ pub(super) struct Knowledge {
     /// `None`: not read since the last break; `Some(None)`: there is no record.
     known: Option<Option<Versioned>>,
     learned: MonoNs,
+    /// When its heir's stamp became known.
+    heir_learned: MonoNs,
     settled_from: MonoNs,
     /// The highest ever seen, over all breaks.
     highest: Rank,
@@ -86,6 +88,10 @@ impl Knowledge {
     }
 
     fn accept(&mut self, now: MonoNs, seen: Option<Versioned>, rank: Rank) {
+        let heir = |known: &Option<Versioned>| known.as_ref().and_then(|known| known.record.heir);
+        if self.known.as_ref().is_none_or(|known| heir(known) != heir(&seen)) {
+            self.heir_learned = now;
+        }
         self.known = Some(seen);
         self.learned = now;
         self.highest = self.highest.max(rank);
@@ -99,6 +105,11 @@ impl Knowledge {
     /// The wait begins again.
     pub(super) fn wait_again(&mut self, now: MonoNs) {
         self.learned = now;
+    }
+
+    /// The wait for its heir begins again.
+    pub(super) fn wait_for_heir_again(&mut self, now: MonoNs) {
+        self.heir_learned = now;
     }
 
     /// Whether the record, or that there is none, is known.
@@ -119,6 +130,11 @@ impl Knowledge {
     /// When its last change became known.
     pub(super) fn learned(&self) -> MonoNs {
         self.learned
+    }
+
+    /// When its heir's stamp became known: it was taken before.
+    pub(super) fn heir_learned(&self) -> MonoNs {
+        self.heir_learned
     }
 
     /// Since when it has been followed without a break.

@@ -6,6 +6,7 @@ use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
 use super::{
     Lease, Phase,
+    heir::CameFrom,
     leaving::{Leaving, Offer, OfferCause, Way},
     promises::OpenQuestion,
 };
@@ -31,8 +32,10 @@ pub(super) struct Leadership {
     pub(super) questions: Vec<OpenQuestion>,
     pub(super) ask_at: MonoNs,
     pub(super) is_on_promises: bool,
-    /// A hand-over that waits for its *prepared*.
+    /// A hand-over that is being prepared.
     pub(super) offer: Option<Offer>,
+    /// What it came from, while the record does not show it.
+    pub(super) came_from: Option<CameFrom>,
     /// Since when it should move.
     pub(super) worse_from: Option<MonoNs>,
 }
@@ -50,6 +53,7 @@ impl Leadership {
             ask_at: now,
             is_on_promises: false,
             offer: None,
+            came_from: None,
             worse_from: None,
         }
     }
@@ -58,6 +62,7 @@ impl Leadership {
     pub(super) fn renewed(&mut self, deadline: MonoNs, named: &BTreeMap<NodeId, NodeName>) -> bool {
         self.deadline = self.deadline.max(deadline);
         self.named.clone_from(named);
+        self.came_from = None;
         self.questions.clear();
         std::mem::take(&mut self.is_on_promises)
     }
@@ -81,8 +86,11 @@ impl Lease {
 
     /// When [`Self::leading_turn`] or the end of the lease is due.
     pub(super) fn leading_turn_at(&self, leadership: &Leadership) -> MonoNs {
-        let ask = self.doubtful_from.map(|_| leadership.ask_at);
-        let offer = leadership.offer.as_ref().map(|offer| self.offer_ends(offer));
+        let ask = self.doubtful_from.filter(|_| leadership.came_from.is_none()).map(|_| leadership.ask_at);
+        let offer = leadership.offer.as_ref().map(|offer| {
+            let is_ready = self.is_ready(offer) && self.is_freshly_named(leadership.renew_at);
+            if is_ready { MonoNs(0) } else { self.offer_ends(offer) }
+        });
         let moves =
             leadership.worse_from.filter(|_| leadership.offer.is_none()).map(|from| self.move_at(leadership, from));
         [ask, offer, moves].into_iter().flatten().fold(leadership.deadline, MonoNs::min)
@@ -99,14 +107,19 @@ impl Lease {
             return None;
         }
         let is_settled = self.config.moves.is_settled(leadership.since, now);
-        let mut record = self.record_of_own(leadership.epoch);
+        let epoch = leadership.epoch;
+        // Others must be able to read it before anything else: until then it is tried again at once.
+        let came_from = leadership.came_from;
+        self.choose_heir(now);
+        let mut record = self.record_of_own(now, epoch);
+        record.moves += u32::from(came_from.is_some_and(|before| before.is_automatic));
         record.pinned = self.pin.map_or(record.pinned, |pin| pin == Pin::Pinned);
         if is_settled {
             record.moves = 0;
         }
         let renew_ns = self.config.timing.renew_ns;
         if let Phase::Leading(leadership) = &mut self.phase {
-            leadership.renew_at = now.plus(renew_ns);
+            leadership.renew_at = if came_from.is_some() { now } else { now.plus(renew_ns) };
         }
         Some(record)
     }
@@ -128,12 +141,12 @@ impl Lease {
         self.say(Output::Close { epoch, reason });
         let drained = match way {
             Way::Reopen => Some(BTreeMap::new()),
-            Way::HandOver { .. } | Way::Release => {
+            Way::HandOver { .. } | Way::Release { .. } => {
                 self.say(Output::Drain);
                 None
             }
         };
-        self.phase = Phase::Leaving(Leaving { epoch, deadline, way, drained, has_tried: false });
+        self.phase = Phase::Leaving(Leaving { epoch, deadline, way, drained });
     }
 
     /// A gateway asks to be named. Who is configured here, with what is published here, is; others only by hand.

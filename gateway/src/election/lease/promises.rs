@@ -36,7 +36,8 @@ impl Lease {
             && self.config.on_suspended == OnSuspended::Hold
             && self.own_obstacle().is_none();
         let Phase::Leading(leadership) = &self.phase else { return };
-        if !may_ask || now < leadership.ask_at {
+        // The last record of who led before may name candidates that are not known yet.
+        if !may_ask || leadership.came_from.is_some() || now < leadership.ask_at {
             return;
         }
         let mut others: BTreeSet<NodeId> = leadership.named.keys().copied().collect();
@@ -110,7 +111,8 @@ impl Lease {
     fn can_promise(&self, now: MonoNs, question: &Question) -> bool {
         let is_settled = self.asked.attempts.is_empty() || !self.safeguards.no_swap_outstanding;
         let is_superseded = self.knowledge.highest_epoch() > question.epoch;
-        let is_dead = self.deaths.iter().any(|notice| question.is_of(notice));
+        let is_over = self.has_said_its_end(question.leadership());
+        let is_dead = is_over || self.deaths.iter().any(|notice| question.is_of(notice));
         let is_given = self
             .promised
             .as_ref()
@@ -119,7 +121,6 @@ impl Lease {
             && !is_superseded
             && !is_dead
             && !is_given
-            && self.prepared.is_none()
             && matches!(self.phase, Phase::Candidate)
             && question.lease_ns <= LEASE_NS_MAX
     }

@@ -9,8 +9,8 @@ use crate::election::{
     identity::Incarnation,
     peer::Question,
     record::{
-        HandOver, PeerStamp,
-        tests::{member, record},
+        Heir, PeerStamp,
+        tests::{heir, member, record},
     },
     register::Outcome,
 };
@@ -160,11 +160,9 @@ impl Desk {
 
     fn peer_stands(&mut self, node: u8, fitness: Fitness) {
         let configuration = self.core.config.configuration;
-        let member = member(node, 1);
-        self.peer_says(
-            node,
-            PeerMessage::State(PeerState { member, standing: Standing::Stands, fitness, configuration }),
-        );
+        let (member, stamp) = (member(node, 1), PeerStamp(self.now.0));
+        let standing = Standing::Stands;
+        self.peer_says(node, PeerMessage::State(PeerState { member, standing, fitness, configuration, stamp }));
     }
 
     fn messages(&self) -> Vec<(u8, PeerMessage)> {
@@ -503,67 +501,282 @@ fn a_released_record_is_taken_at_once() {
     assert_eq!(desk.opened(), Some(Epoch::new(6, 2)));
 }
 
-#[test]
-fn handed_over_by_one_exchange_and_one_swap() {
+/// Gateway 1 leads and was asked to hand over to gateway 2, which is ready since that moment.
+fn handing_over(stamp: PeerStamp) -> (Desk, Question) {
     let mut leader = Desk::leading(1);
     leader.peer_stands(2, Fitness::default());
     leader.say(Input::HandOver(None));
-    let [(2, PeerMessage::Prepare(prepare))] = leader.messages()[..] else { panic!("{:?}", leader.said) };
-
-    let mut target = Desk::following(2, leader.stored.clone().unwrap().record);
-    target.stored = leader.stored.clone();
-    target.changed();
-    target.run(MS);
-    target.said.clear();
-    target.peer_says(1, PeerMessage::Prepare(prepare));
-    let [(1, PeerMessage::Prepared { question, stamp })] = target.messages()[..] else { panic!("{:?}", target.said) };
-    assert_eq!((question, stamp), (prepare, PeerStamp(target.now.0)));
-
+    let [(2, PeerMessage::Prepare(question))] = leader.messages()[..] else { panic!("{:?}", leader.said) };
     leader.peer_says(2, PeerMessage::Prepared { question, stamp });
-    assert_eq!(leader.closed(), Some(CloseReason::HandedOver));
-    leader.say(Input::Drained { positions: BTreeMap::new() });
-    leader.run(0);
-    let record = leader.stored.clone().unwrap().record;
-    assert!(record.is_held_by(&member(2, 1)));
-
-    target.stored = leader.stored;
-    target.now = target.now.plus(3 * MS);
-    target.changed();
-    let expected = Output::Open { epoch: Epoch::new(2, 2), deadline: MonoNs(stamp.0).plus(80 * MS) };
-    assert!(target.said.contains(&expected), "{:?}", target.said);
-    target.run(500 * MS);
-    assert_eq!(target.closed(), None, "it renews what it was given");
+    assert_eq!(leader.closed(), None, "the store comes first");
+    leader.said.clear();
+    (leader, question)
 }
 
 #[test]
-fn a_hand_over_that_answers_another_prepare_opens_nothing() {
-    let mut target = Desk::following(2, record(5, &member(1, 1)));
-    target.run(MS);
-    target.peer_says(1, PeerMessage::Prepare(question(Epoch::new(5, 1), 4)));
-    let stamp = PeerStamp(target.now.0);
-    let cases = [(3, stamp, false), (4, PeerStamp(stamp.0 + 1), false), (4, stamp, true)];
-    for (renewal, (nonce, stamp, opens)) in (1..).zip(cases) {
-        let hand_over = HandOver { from: NodeId(1), nonce, stamp, positions: BTreeMap::new() };
-        target.put(Record { hand_over: Some(hand_over), renewal, ..record(6, &member(2, 1)) });
-        target.changed();
-        assert_eq!(target.opened().is_some(), opens, "{nonce} {stamp:?}");
+fn handed_over_without_waiting_for_the_store() {
+    let stamp = PeerStamp(Desk::leading(1).now.0 + 1);
+    let (mut leader, question) = handing_over(stamp);
+    let mut target = Desk::following(2, leader.stored.clone().unwrap().record);
+    target.stored.clone_from(&leader.stored);
+    target.changed();
+    leader.run(0);
+    assert_eq!(leader.closed(), Some(CloseReason::HandedOver));
+    let armed = leader.stored.clone().unwrap();
+    assert_eq!((&armed.record.holder, armed.record.heir), (&Some(member(1, 1)), Some(Heir { stamp, ..heir(2, 0) })));
+    assert!(leader.messages().is_empty(), "a send may be outstanding");
+    leader.say(Input::Drained { positions: BTreeMap::new() });
+    leader.say(Input::Time);
+    let ended = PeerMessage::Ended { question, positions: BTreeMap::new(), is_automatic: false };
+    assert_eq!(leader.messages(), [(2, ended.clone())]);
+
+    target.stored = Some(armed);
+    target.now = MonoNs(stamp.0).plus(3 * MS);
+    target.changed();
+    target.run(0);
+    assert_eq!(target.opened(), None);
+    target.peer_says(1, ended);
+    target.say(Input::Time);
+    let deadline = MonoNs(stamp.0).plus(80 * MS);
+    assert!(target.said.contains(&Output::Open { epoch: Epoch::new(2, 2), deadline }), "{:?}", target.said);
+    let ended = Output::OthersEnded { epoch: Epoch::new(1, 1), positions: BTreeMap::new() };
+    assert!(target.said.contains(&ended));
+    target.run(500 * MS);
+    assert_eq!(target.closed(), None, "it swaps the record and renews it");
+    let record = target.stored.clone().unwrap().record;
+    assert!(record.is_held_by(&member(2, 1)) && record.epoch == Epoch::new(2, 2));
+
+    leader.stored = target.stored;
+    leader.changed();
+    leader.run(WAIT_NS - MS);
+    assert_eq!(leader.opened(), None);
+    assert_eq!(leader.core.view().leader, Some(member(2, 1)));
+}
+
+#[test]
+fn who_is_told_nothing_begins_when_the_record_says_so() {
+    let (mut leader, _) = handing_over(PeerStamp(Desk::leading(1).now.0 + 1));
+    leader.run(0);
+    leader.say(Input::Drained { positions: BTreeMap::new() });
+    leader.run(LeaseTiming::DEFAULT.renew_ns);
+    let told = leader.messages().iter().filter(|(_, message)| matches!(message, PeerMessage::Ended { .. })).count();
+    assert_eq!(told, 4);
+    assert_eq!(leader.stored.as_ref().unwrap().record.holder, None);
+    leader.run(WAIT_NS - 30 * MS);
+    assert_eq!(leader.opened(), None, "the heir's time is not over");
+    leader.run(WAIT_NS);
+    assert_eq!(leader.opened(), Some(Epoch::new(3, 1)), "above what the heir may have opened");
+}
+
+#[test]
+fn an_answer_to_another_prepare_moves_nothing() {
+    let mut leader = Desk::leading(1);
+    leader.peer_stands(2, Fitness::default());
+    leader.say(Input::HandOver(None));
+    let [(2, PeerMessage::Prepare(asked))] = leader.messages()[..] else { panic!("{:?}", leader.said) };
+    let other = Question { nonce: asked.nonce + 1, ..asked };
+    leader.peer_says(2, PeerMessage::Prepared { question: other, stamp: PeerStamp(leader.now.0) });
+    leader.run(200 * MS);
+    assert_eq!(leader.closed(), None);
+}
+
+#[test]
+fn a_hand_over_that_the_store_does_not_take_closes_nothing() {
+    let (mut leader, _) = handing_over(PeerStamp(1));
+    leader.say(Input::Time);
+    let (ticket, ..) = leader.take_swap().unwrap();
+    leader.say(Input::Backend(RegisterEvent::Answer { ticket, outcome: Outcome::Refused }));
+    leader.say(Input::Time);
+    assert_eq!(leader.closed(), None);
+    leader.run(MS);
+    assert_eq!(leader.closed(), None, "its next renewal is not due");
+    leader.run(LeaseTiming::DEFAULT.renew_ns);
+    assert_eq!(leader.closed(), Some(CloseReason::HandedOver));
+}
+
+// ---- the heir ----
+
+/// Gateway 2 of three, which knows that 1 leads and that `heir` was heard 10 ms ago.
+fn with_heir(node: u8, heir_node: u8) -> Desk {
+    let candidates: BTreeMap<NodeId, NodeName> = [1, 2, 3].map(|node| (NodeId(node), member(node, 0).name)).into();
+    let stamp = Desk::new(node).now.0 - 10 * MS;
+    Desk::following(node, Record { heir: Some(heir(heir_node, stamp)), candidates, ..record(5, &member(1, 1)) })
+}
+
+fn death_of(node: u8, epoch: Epoch) -> Input<RegisterEvent> {
+    Input::Died(DeathNotice { holder: NodeId(node), incarnation: Incarnation(1), epoch })
+}
+
+#[test]
+fn the_heir_of_a_dead_leader_opens_before_the_store_has_answered() {
+    let mut desk = with_heir(2, 2);
+    desk.run(20 * MS);
+    desk.say(death_of(1, Epoch::new(5, 1)));
+    desk.say(Input::Time);
+    let deadline = MonoNs(1_000 * MS).plus(70 * MS);
+    assert!(desk.said.contains(&Output::Open { epoch: Epoch::new(6, 2), deadline }), "{:?}", desk.said);
+    desk.answer();
+    assert!(desk.stored.as_ref().unwrap().record.is_held_by(&member(2, 1)));
+    desk.run(500 * MS);
+    assert_eq!(desk.closed(), None);
+}
+
+#[test]
+fn an_heirs_lease_is_no_longer_than_the_records() {
+    let mut desk = with_heir(2, 2);
+    let shorter = Record { lease_ns: 50 * MS, ..desk.stored.clone().unwrap().record };
+    desk.put(shorter);
+    desk.changed();
+    desk.say(death_of(1, Epoch::new(5, 1)));
+    desk.say(Input::Time);
+    let deadline = MonoNs(1_000 * MS).plus(20 * MS);
+    assert!(desk.said.contains(&Output::Open { epoch: Epoch::new(6, 2), deadline }), "{:?}", desk.said);
+}
+
+#[test]
+fn an_heir_leads_on_over_the_dead_ones_last_renewal_and_its_release() {
+    for last in [|record: Record| Record { renewal: 1, ..record }, |record: Record| record.released()] {
+        let mut desk = with_heir(2, 2);
+        desk.say(death_of(1, Epoch::new(5, 1)));
+        desk.say(Input::Time);
+        let (ticket, ..) = desk.take_swap().unwrap();
+        desk.put(last(desk.stored.clone().unwrap().record));
+        desk.changed();
+        desk.say(Input::Backend(RegisterEvent::Answer { ticket, outcome: Outcome::Refused }));
+        desk.run(500 * MS);
+        assert_eq!(desk.closed(), None);
+        assert!(desk.stored.as_ref().unwrap().record.is_held_by(&member(2, 1)));
     }
 }
 
 #[test]
-fn a_hand_over_that_the_store_did_not_take_is_led_on_under_a_new_epoch() {
-    let mut leader = Desk::leading(1);
+fn an_heir_without_store_and_confirmation_stops_when_its_stamp_is_over() {
+    let mut desk = with_heir(2, 2);
+    desk.say(death_of(1, Epoch::new(5, 1)));
+    desk.run_without_store(70 * MS - 1);
+    assert_eq!((desk.opened().is_some(), desk.closed()), (true, None), "{:?}", desk.said);
+    assert!(
+        !desk.messages().iter().any(|(_, message)| matches!(message, PeerMessage::PromiseAsk(_))),
+        "it doesn't know all candidates"
+    );
+    desk.run_without_store(1);
+    assert_eq!(desk.closed(), Some(CloseReason::Expired));
+    desk.said.clear();
+    desk.run_without_store(500 * MS);
+    assert_eq!(desk.opened(), None, "a stamp serves once");
+}
+
+#[test]
+fn an_heir_that_is_told_too_late_that_its_swap_took_effect_opens_again_without_a_leases_wait() {
+    let mut desk = with_heir(2, 2);
+    desk.run(60 * MS);
+    desk.say(death_of(1, Epoch::new(5, 1)));
+    desk.say(Input::Time);
+    let (ticket, expected, record) = desk.take_swap().unwrap();
+    desk.now = desk.now.plus(11 * MS);
+    desk.say(Input::Time);
+    assert_eq!(desk.closed(), Some(CloseReason::Expired));
+    desk.said.clear();
+    let outcome = desk.swap(expected, &record);
+    desk.say(Input::Backend(RegisterEvent::Answer { ticket, outcome }));
+    desk.run(0);
+    assert_eq!(desk.opened(), Some(Epoch::new(7, 2)));
+}
+
+#[test]
+fn from_one_leadership_one_inherits_once_though_its_record_comes_back() {
+    let mut desk = with_heir(2, 2);
+    desk.say(death_of(1, Epoch::new(5, 1)));
+    desk.run(10 * MS);
+    assert_eq!(desk.opened(), Some(Epoch::new(6, 2)));
+    desk.said.clear();
+    let old = Record { heir: Some(heir(2, desk.now.0)), renewal: 9, ..record(5, &member(1, 1)) };
+    desk.stored = Some(Versioned { version: Version(1), record: old });
+    desk.say(Input::Backend(RegisterEvent::Link(Link::Doubtful)));
+    desk.run(10 * MS);
+    assert_eq!((desk.closed(), desk.opened()), (Some(CloseReason::Lost), None));
+}
+
+#[test]
+fn who_was_told_to_be_dead_inherits_nothing() {
+    let mut desk = with_heir(2, 2);
+    desk.say(death_of(2, Epoch::new(4, 2)));
+    desk.say(death_of(1, Epoch::new(5, 1)));
+    desk.say(Input::Time);
+    assert_eq!(desk.opened(), None);
+}
+
+#[test]
+fn an_heir_whose_stamp_is_over_asks_the_store() {
+    let mut desk = with_heir(2, 2);
+    desk.run(70 * MS);
+    desk.say(death_of(1, Epoch::new(5, 1)));
+    desk.say(Input::Time);
+    assert_eq!(desk.opened(), None);
+    desk.run(WAIT_NS - 70 * MS);
+    assert_eq!(desk.opened(), Some(Epoch::new(6, 2)));
+}
+
+#[test]
+fn another_start_of_the_heir_and_another_leadership_inherit_nothing() {
+    let mut restarted = with_heir(2, 2);
+    restarted.core.config.member.incarnation = Incarnation(2);
+    let mut other = with_heir(2, 2);
+    for (desk, epoch) in [(&mut restarted, Epoch::new(5, 1)), (&mut other, Epoch::new(4, 1))] {
+        desk.say(death_of(1, epoch));
+        desk.run(WAIT_NS - 1);
+        assert_eq!(desk.opened(), None);
+    }
+}
+
+#[test]
+fn who_is_not_the_heir_waits_until_its_time_is_over_or_it_has_ended_too() {
+    let mut desk = with_heir(3, 2);
+    desk.run(60 * MS);
+    let renewed = Record { renewal: 1, ..desk.stored.clone().unwrap().record };
+    desk.put(renewed);
+    desk.changed();
+    desk.say(death_of(1, Epoch::new(5, 1)));
+    desk.run(WAIT_NS - 60 * MS - 1);
+    assert_eq!(desk.opened(), None);
+    desk.run(1);
+    assert_eq!(desk.opened(), Some(Epoch::new(7, 3)), "from when the stamp was learned, not the last renewal");
+
+    let mut desk = with_heir(3, 2);
+    desk.run(WAIT_NS - MS);
+    let renewed = Record { heir: Some(heir(2, desk.now.0)), ..desk.stored.clone().unwrap().record };
+    desk.put(renewed);
+    desk.changed();
+    desk.say(death_of(1, Epoch::new(5, 1)));
+    desk.run(50 * MS);
+    assert_eq!(desk.opened(), None);
+    desk.say(death_of(2, Epoch::new(4, 2)));
+    desk.run(MS);
+    assert_eq!(desk.opened(), Some(Epoch::new(7, 3)));
+}
+
+#[test]
+fn an_heir_stays_named_while_its_time_is_not_over() {
+    let mut config = config(1);
+    config.candidates.insert(NodeId(3), member(3, 0).name);
+    let mut leader = Desk::with(config);
+    leader.run(WAIT_NS + MS);
+    let named = |leader: &Desk| leader.stored.as_ref().unwrap().record.heir.map(|heir| (heir.node.0, heir.stamp.0));
+    leader.peer_stands(3, Fitness::default());
+    let heard = leader.now;
+    leader.run(25 * MS);
+    assert_eq!(named(&leader), Some((3, heard.0)));
+    // It is heard no more, and another is fitter.
+    leader.peer_stands(3, Fitness { stalled: true, ..Fitness::default() });
+    for _ in 0..4 {
+        leader.peer_stands(2, Fitness::default());
+        leader.run(20 * MS);
+        assert_eq!(named(&leader), Some((3, heard.0)));
+    }
     leader.peer_stands(2, Fitness::default());
-    leader.say(Input::HandOver(Some(NodeId(2))));
-    let [(2, PeerMessage::Prepare(question))] = leader.messages()[..] else { panic!("{:?}", leader.said) };
-    leader.peer_says(2, PeerMessage::Prepared { question, stamp: PeerStamp(1) });
-    leader.say(Input::Drained { positions: BTreeMap::new() });
-    leader.say(Input::Time);
-    let (ticket, expected, gave) = leader.take_swap().unwrap();
-    leader.say(Input::Backend(RegisterEvent::Answer { ticket, outcome: Outcome::Unknown(String::new()) }));
-    leader.run(MS);
-    assert_eq!(leader.opened(), Some(Epoch::new(2, 1)));
-    assert_eq!(leader.swap(expected, &gave), Outcome::Refused, "one of the two takes effect");
+    let heard = leader.now;
+    leader.run(50 * MS);
+    assert_eq!(named(&leader), Some((2, heard.0)));
 }
 
 /// When a leader offers the lead to gateway 2, which stands beside it for twelve seconds and is so fit.

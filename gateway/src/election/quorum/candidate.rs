@@ -26,7 +26,7 @@ use crate::election::{
     fitness::{Fitness, Standing},
     identity::{Member, NodeId, NodeName, next_epoch},
     peer::{PeerMessage, PeerState},
-    record::ConfigurationMark,
+    record::{ConfigurationMark, PeerStamp},
     timing::LeaseTiming,
 };
 
@@ -178,15 +178,6 @@ impl Candidate {
     #[must_use]
     pub fn with_safeguards(self, safeguards: Safeguards) -> Self {
         Self { voter: self.voter.with_safeguards(safeguards), safeguards, ..self }
-    }
-
-    /// Where the last leader's output ended, as it said itself when it handed over to this gateway's present epoch.
-    #[must_use]
-    pub fn positions(&self) -> Option<&BTreeMap<u16, StreamPosition>> {
-        match &self.phase {
-            Phase::Leading(Lead { positions, .. }) => positions.as_ref(),
-            _ => None,
-        }
     }
 
     /// This gateway's voter.
@@ -445,12 +436,13 @@ impl Core for Candidate {
         }
     }
 
-    fn peer_state(&self) -> PeerState {
+    fn peer_state(&self, now: MonoNs) -> PeerState {
         PeerState {
             member: self.config.member.clone(),
             standing: self.standing,
             fitness: self.fitness,
             configuration: self.config.configuration,
+            stamp: PeerStamp(now.0),
         }
     }
 

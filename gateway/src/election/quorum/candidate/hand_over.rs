@@ -53,7 +53,7 @@ impl Candidate {
             self.sent.insert(ticket.number, Sent { to: None, at: now, what: Asked::Taking(to) });
             // Never its own candidacy's.
             self.known = to;
-            self.taking = Some(Taking { to, stamp: now, given: [].into(), moves, positions: None });
+            self.taking = Some(Taking { to, stamp: now, given: [].into(), moves, ended: None });
             // Its own candidacy would only be in the way.
             self.phase = Phase::Waiting;
             self.retry_at = self.retry_at.max(now.plus(self.config.timing.renew_ns));
@@ -162,7 +162,7 @@ impl Candidate {
 
     pub(super) fn learn_positions(&mut self, hand_over: &HandOver) {
         if let Some(taking) = self.taking.as_mut().filter(|taking| taking.to == hand_over.to) {
-            taking.positions = Some(hand_over.positions.clone());
+            taking.ended = Some((hand_over.from, hand_over.positions.clone()));
         }
     }
 
@@ -177,8 +177,8 @@ impl Candidate {
         let promises: BTreeMap<NodeId, MonoNs> = taking.given.iter().map(|node| (*node, taking.stamp)).collect();
         let deadline = promised_until(&promises, &timing, majority).filter(|deadline| now < *deadline);
         if let Some(deadline) = deadline.filter(|_| is_free) {
-            let positions = taking.positions.take();
-            self.open(now, (to, deadline), promises, positions, outputs);
+            let ended = taking.ended.take();
+            self.open(now, (to, deadline), promises, ended, outputs);
         }
     }
 }

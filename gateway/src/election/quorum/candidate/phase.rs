@@ -54,8 +54,6 @@ pub(super) struct Lead {
     pub(super) promises: BTreeMap<NodeId, MonoNs>,
     pub(super) renew_at: MonoNs,
     pub(super) preparing: Option<Preparing>,
-    /// Where the leader before ended, if it said so.
-    pub(super) positions: Option<BTreeMap<u16, StreamPosition>>,
     /// `None`: it stays.
     pub(super) tenure: Option<Tenure>,
 }
@@ -96,7 +94,8 @@ pub(super) struct Taking {
     pub(super) given: BTreeSet<NodeId>,
     /// Moves by themselves that bring the lead here, this one included.
     pub(super) moves: u32,
-    pub(super) positions: Option<BTreeMap<u16, StreamPosition>>,
+    /// Where the giver's output ended, and under which epoch.
+    pub(super) ended: Option<(Epoch, BTreeMap<u16, StreamPosition>)>,
 }
 
 impl Lead {

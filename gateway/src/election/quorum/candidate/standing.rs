@@ -204,15 +204,16 @@ impl Candidate {
         now: MonoNs,
         (epoch, deadline): (Epoch, MonoNs),
         promises: BTreeMap<NodeId, MonoNs>,
-        positions: Option<BTreeMap<u16, StreamPosition>>,
+        ended: Option<(Epoch, BTreeMap<u16, StreamPosition>)>,
         outputs: &mut Outputs,
     ) {
+        outputs.extend(ended.map(|(epoch, positions)| Output::OthersEnded { epoch, positions }));
         outputs.push(Output::Open { epoch, deadline });
         let moves = self.taking.take().filter(|taking| taking.to == epoch).map_or(0, |taking| taking.moves);
         let tenure = self.mobility.map(|_| Tenure { since: now, moves, worse_from: None });
         self.known = self.known.max(epoch);
         // Who has not voted follows the winner's first renewal: at once, so that all hold the promise.
-        self.phase = Phase::Leading(Lead { epoch, promises, renew_at: now, preparing: None, positions, tenure });
+        self.phase = Phase::Leading(Lead { epoch, promises, renew_at: now, preparing: None, tenure });
     }
 
     fn lead_on(&mut self, now: MonoNs, outputs: &mut Outputs) {
