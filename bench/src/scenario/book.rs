@@ -150,14 +150,14 @@ pub(crate) fn run_ahead_in_packet<S: OrderStore>(books: &mut OrderBooks<S>, day:
     tops
 }
 
-/// Asks the memory for the message's instrument and order.
+/// Asks the memory for the message's order, which is the longest way off, and its instrument.
 #[inline(always)]
 fn ask_for<S: OrderStore>(books: &OrderBooks<S>, message: &[u8]) {
     if let Some(touched) = itch50::touches(message) {
-        books.prefetch_instrument(InstrumentIndex(u32::from(touched.stock_locate)));
         if let Some(order_id) = touched.order_reference_number {
             books.prefetch_order(order_id);
         }
+        books.prefetch_instrument(InstrumentIndex(u32::from(touched.stock_locate)));
     }
 }
 

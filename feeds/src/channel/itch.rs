@@ -420,10 +420,11 @@ impl<S: OrderStore> Core for ItchCore<S> {
 
     fn prefetch(&self, message: &[u8]) {
         if let Some(touched) = itch50::touches(message) {
-            self.books.prefetch_instrument(InstrumentIndex(u32::from(touched.stock_locate)));
+            // The longest way off, so first.
             if let Some(order_id) = touched.order_reference_number {
                 self.books.prefetch_order(order_id);
             }
+            self.books.prefetch_instrument(InstrumentIndex(u32::from(touched.stock_locate)));
         }
     }
 
