@@ -370,11 +370,16 @@ impl World {
     }
 
     /// Waits until that gateway stands for election and has all that the leader had when it was asked: one that was only
-    /// stopped stands at once, and has nothing to say yet.
+    /// stopped stands at once, and has nothing to say yet. Over a register the leader has then named who follows it.
     pub fn wait_until_stands(&self, node: u8) {
         wait_until("it stands", || self.role(node) == "candidate");
         let reached = self.reached(self.leader());
         wait_until("it is level", || self.reached(node) >= reached);
+        if self.plan.backend != Backend::Quorum {
+            wait_until("somebody is to follow", || {
+                self.status(self.leader()).is_some_and(|status| status["heir"].is_number())
+            });
+        }
     }
 
     /// How far that gateway has come. Sessions differ in their restart alone, which has one digit.

@@ -133,6 +133,7 @@ fn view_value(view: &View) -> Value {
         "role": role_name(view.role),
         "epoch": epoch_value(view.epoch),
         "leader": view.leader.as_ref().map(member_value),
+        "heir": view.heir.map(|node| node.0),
         "participants": view.participants.iter().map(|(node, name)| json!({ "node": node.0, "name": name })).collect::<Vec<_>>(),
         "connection": state_name(view.connection),
         "pinned": view.pin == Pin::Pinned,

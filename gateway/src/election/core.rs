@@ -234,6 +234,8 @@ pub struct View {
     pub epoch: Epoch,
     /// Who leads, as far as it is known.
     pub leader: Option<Member>,
+    /// Who goes on at once when the leader has ended, as far as it is known.
+    pub heir: Option<NodeId>,
     /// Who may stand.
     pub participants: BTreeMap<NodeId, NodeName>,
     /// How the connection is.

@@ -429,6 +429,7 @@ impl Core for Emergent {
             },
             epoch: self.known_epoch,
             leader: list.filter(|_| enough).and_then(|list| Some(list.coordinator()?.member.clone())),
+            heir: None,
             participants: list.map_or_else(BTreeMap::new, |list| {
                 list.live().map(|listed| (listed.member.node, listed.member.name.clone())).collect()
             }),

@@ -636,6 +636,7 @@ impl Core for Lease {
                 Phase::Leading(_) => Some(self.config.member.clone()),
                 Phase::Candidate | Phase::Leaving(_) => record.and_then(|record| record.holder.clone()),
             },
+            heir: record.and_then(|record| record.heir).map(|heir| heir.node),
             participants: record.map_or_else(|| self.config.candidates.clone(), |record| record.candidates.clone()),
             connection: self.connection,
             pin: if record.is_some_and(|record| record.pinned) { Pin::Pinned } else { Pin::Free },

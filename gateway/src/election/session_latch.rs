@@ -526,6 +526,7 @@ impl Core for SessionLatch {
             role,
             epoch: self.leading.map_or(self.epoch, |leading| leading.epoch),
             leader: self.places.first().and_then(|place| place.member.clone()),
+            heir: None,
             participants: members().map(|member| (member.node, member.name.clone())).collect(),
             connection: self.connection,
             pin: self.pin,

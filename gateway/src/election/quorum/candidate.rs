@@ -461,6 +461,7 @@ impl Core for Candidate {
                 _ => leader.as_ref().map_or(self.known, |(epoch, _)| *epoch),
             },
             leader: leader.map(|(_, member)| member),
+            heir: None,
             participants: self.config.candidates.clone(),
             connection: self.connection,
             pin: self.pin,
