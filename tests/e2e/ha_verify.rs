@@ -125,6 +125,9 @@ fn killed_in_the_middle(site: &Site) -> PathBuf {
     let tap = Tap::start(site.output, &capture);
     let killed = site.gateway(&wanted, &arguments);
     play(&morning, site.lines[0]);
+    // What it had not read yet would be lost with it.
+    let next = late[0].1[10..18].try_into().unwrap();
+    tap.wait_until_settled(u64::from_be_bytes(next));
     let _ = killed.end_by(Signal::Kill);
     let gateway = site.gateway(&wanted, &arguments);
     play(&afternoon, site.lines[0]);

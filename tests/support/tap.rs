@@ -7,19 +7,24 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::JoinHandle,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use mdgw::capture_file::PcapWriter;
+use mdgw_feeds::published::packet::parse_packet;
 use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::pair::wait_until;
 
 /// Writes whatever reaches a group on loopback into a pcap file.
 #[derive(Debug)]
 pub struct Tap {
     stop: Arc<AtomicBool>,
+    /// Input sequences before it are settled by what has come.
+    settled: Arc<AtomicU64>,
     thread: Option<JoinHandle<u64>>,
 }
 
@@ -35,6 +40,8 @@ impl Tap {
         let mut writer = PcapWriter::new(file).expect("a capture can be begun");
         let stop = Arc::new(AtomicBool::new(false));
         let of_thread = Arc::clone(&stop);
+        let settled = Arc::new(AtomicU64::new(0));
+        let settles = Arc::clone(&settled);
         let thread = std::thread::spawn(move || {
             let mut datagram = [0; 2_048];
             let mut count = 0;
@@ -47,6 +54,9 @@ impl Tap {
                     let time_ns = u64::try_from(time_ns).expect("before 2554");
                     writer.datagram(time_ns, sender, group, &datagram[..length]).expect("a capture can be written");
                     count += 1;
+                    if let Ok(packet) = parse_packet(&datagram[..length]) {
+                        settles.fetch_max(packet.meta.next.0, Ordering::Release);
+                    }
                 }
                 if is_last {
                     writer.finish().expect("a capture can be ended");
@@ -54,7 +64,15 @@ impl Tap {
                 }
             }
         });
-        Self { stop, thread: Some(thread) }
+        Self { stop, settled, thread: Some(thread) }
+    }
+
+    /// Waits until the output has settled all input before that sequence, in whatever session.
+    ///
+    /// # Panics
+    /// When it never does.
+    pub fn wait_until_settled(&self, next: u64) {
+        wait_until("the output settles what was sent", || self.settled.load(Ordering::Acquire) >= next);
     }
 
     /// Ends the file; how many datagrams it holds.
