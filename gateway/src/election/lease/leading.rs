@@ -88,8 +88,8 @@ impl Lease {
     pub(super) fn leading_turn_at(&self, leadership: &Leadership) -> MonoNs {
         let ask = self.doubtful_from.filter(|_| leadership.came_from.is_none()).map(|_| leadership.ask_at);
         let offer = leadership.offer.as_ref().map(|offer| {
-            let is_ready = self.is_ready(offer) && self.is_freshly_named(leadership.renew_at);
-            if is_ready { MonoNs(0) } else { self.offer_ends(offer) }
+            // What is so until the next renewal is so now.
+            if self.is_ready(offer, leadership.renew_at) { MonoNs(0) } else { self.offer_ends(offer) }
         });
         let moves =
             leadership.worse_from.filter(|_| leadership.offer.is_none()).map(|from| self.move_at(leadership, from));

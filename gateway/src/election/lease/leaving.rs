@@ -128,7 +128,7 @@ impl Lease {
         let Phase::Leading(leadership) = &self.phase else { return };
         let Some(offer) = leadership.offer.clone() else { return };
         let Offer { target, question, cause, .. } = &offer;
-        if self.is_ready(&offer) && self.is_freshly_named(now) && self.can_take_over(target.node, now) {
+        if self.is_ready(&offer, now) {
             let (target, question, cause) = (target.node, *question, *cause);
             let way = Way::HandOver { target, question, cause, tell_at: now, release_at: now };
             self.leave(now, CloseReason::HandedOver, way, leadership.deadline);
@@ -139,14 +139,17 @@ impl Lease {
         }
     }
 
-    /// Whether the record in force names the target as the heir, and nothing of ours can change it any more.
-    pub(super) fn is_ready(&self, offer: &Offer) -> bool {
+    /// Whether the record in force names the target as the heir, and nothing of ours can change it any more; and whether at
+    /// that time the target still can lead, and long enough.
+    pub(super) fn is_ready(&self, offer: &Offer, at: MonoNs) -> bool {
         let Some(accepted) = offer.accepted else { return false };
         let heir = self.knowledge.record().and_then(|record| record.heir);
         self.asked.attempts.is_empty()
             && self.asked.waiting.is_none()
             && self.doubtful_from.is_none()
             && heir.is_some_and(|heir: Heir| heir.is(&offer.target) && heir.stamp >= accepted)
+            && self.is_freshly_named(at)
+            && self.can_take_over(offer.target.node, at)
     }
 
     /// Takes the offer back, and leaves time before the next one.
