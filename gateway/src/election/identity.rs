@@ -121,7 +121,7 @@ pub mod epoch_number {
     }
 }
 
-/// Positions of channels as they stand in a record, for `#[serde(with)]`.
+/// Positions of channels as they stand in a message between gateways, for `#[serde(with)]`.
 pub mod written_positions {
     use std::collections::BTreeMap;
 

@@ -159,7 +159,7 @@ pub enum RecordError {
     },
 }
 
-/// 256 candidates and the last positions of some thousand channels; stores take at least 1 MiB.
+/// Many times what 256 candidates take; stores take at least 1 MiB.
 pub const RECORD_BYTES_MAX: usize = 512 << 10;
 
 #[cfg(test)]

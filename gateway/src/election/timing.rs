@@ -6,7 +6,8 @@
 //!                                    │◄── M ≥ 2ρL + S + read error ──►│
 //! ```
 //! A candidate can't learn of a renewal before it was sent, so what separates the two is the margin alone: it pays for
-//! the clocks' difference in rate over one lease, for the longest send, and for reading the clock.
+//! the clocks' difference in rate over one lease, for the longest send, and for reading the clock. The same holds for an heir,
+//! whose deadline counts from its stamp instead: that was taken before the renewal that names it was sent.
 
 use mdgw_feeds::time::MonoNs;
 
