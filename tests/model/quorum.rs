@@ -4,11 +4,10 @@
 //! What may happen in any order: time goes on to the next moment at which anything changes, a timer that is due goes off
 //! or stays late (a pause), a message arrives, late or never (loss, reordering, cuts in one direction), a process
 //! restarts with what is on its disk, a gateway hands over, a packet that passed the fence arrives late. Clocks run at
-//! different rates. Several requests are in flight at once. What may not happen: two may send at one moment, an epoch
+//! different rates. Several requests are in flight at once, and an answer of long ago may come once more. What may not happen: two may send at one moment, an epoch
 //! goes back, a receiver takes content of an old epoch after a new one.
 //!
-//! The space is bounded by time, by the number of faults and by that of states. Each safeguard switched off must be found,
-//! but for the tickets of answers: those take a longer way, which `tests/simulation/quorum.rs` finds.
+//! The space is bounded by time, by the number of faults and by that of states. Each safeguard switched off must be found.
 
 use std::collections::BTreeMap;
 
@@ -46,6 +45,8 @@ struct Search {
     deaf_from: u64,
     hand_overs: u8,
     packets: u8,
+    /// The witness's answers to node 1 from then on until the search begins may come a second time, at any moment.
+    repeated_from: u64,
     /// How many messages may lie about while time goes on; the others arrive before it does, or never.
     late: u8,
     /// Nothing happens after it, in true time.
@@ -66,6 +67,7 @@ const FULL: Search = Search {
     deaf_from: WARM,
     hand_overs: 0,
     packets: 0,
+    repeated_from: WARM + 1,
     late: 0,
     horizon: WARM + 2 * L,
 };
@@ -78,6 +80,8 @@ struct State {
     now: u64,
     nodes: [Node; 3],
     network: Vec<Message>,
+    /// Copies of what has arrived already.
+    repeated: Vec<Message>,
     restarts: u8,
     hand_overs: u8,
     /// Epochs of packets that have passed a fence and are under way.
@@ -116,6 +120,7 @@ enum Action {
     Advance(Option<usize>),
     Time(usize),
     Arrive(usize),
+    ArriveAgain(usize),
     Restart(usize),
     HandOver,
     Drained(usize),
@@ -285,6 +290,7 @@ impl Search {
             now: 0,
             nodes,
             network: Vec::new(),
+            repeated: Vec::new(),
             restarts: self.restarts,
             hand_overs: self.hand_overs,
             packets: Vec::new(),
@@ -302,6 +308,9 @@ impl Search {
             while !state.network.is_empty() {
                 let message = state.network.remove(0);
                 let is_unheard = now >= self.deaf_from && (message.from, message.to) == (NodeId(1), NodeId(2));
+                if now >= self.repeated_from && (message.from, message.to) == (NodeId(3), NodeId(1)) {
+                    state.repeated.push(message.clone());
+                }
                 if !is_unheard {
                     self.arrive(&mut state, message);
                 }
@@ -332,6 +341,7 @@ impl Model for Search {
             return;
         }
         actions.extend((0..state.network.len()).map(Action::Arrive));
+        actions.extend((0..state.repeated.len()).map(Action::ArriveAgain));
         actions.extend((0..2).filter(|node| self.is_due(state, *node)).map(Action::Time));
         actions.extend((0..2).filter(|node| state.nodes[*node].drains).map(Action::Drained));
         actions.extend((0..state.packets.len()).map(Action::Receive));
@@ -365,6 +375,10 @@ impl Model for Search {
             Action::Time(node) => self.step(&mut state, node, Input::Time),
             Action::Arrive(index) => {
                 let message = state.network.remove(index);
+                self.arrive(&mut state, message);
+            }
+            Action::ArriveAgain(index) => {
+                let message = state.repeated.remove(index);
                 self.arrive(&mut state, message);
             }
             Action::Restart(node) => {
@@ -458,6 +472,20 @@ fn one_leads_at_a_time_over_restarts() {
 fn one_leads_at_a_time_over_a_hand_over() {
     holds(Search { hand_overs: 1, restarts: 1, ..FULL }, states());
 }
+
+#[test]
+fn one_leads_at_a_time_though_old_answers_come_again() {
+    holds(REPEATED, states());
+}
+
+#[test]
+fn answers_that_count_for_any_request_are_found() {
+    let safeguards = Safeguards { checks_tickets: false, ..Safeguards::ALL };
+    fails(Search { safeguards, ..REPEATED }, states(), &[Wrong::TwoLead]);
+}
+
+/// One of the witness's last answers comes again.
+const REPEATED: Search = Search { repeated_from: WARM - 30, ..FULL };
 
 #[test]
 fn half_of_the_margin_is_found() {
