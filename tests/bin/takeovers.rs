@@ -19,7 +19,7 @@
 //! | `--busy N` | threads that do nothing but take the processor's time |
 //!
 //! Silence is from the last record of the old epoch to the first new content of the new one, by the kernel's stamps at each
-//! receiver; where nothing may move, it is the longest time without anything new. Its split: until the sentinel *noticed*
+//! receiver; where nothing may move, it is the longest time without anything new. Its split: until the blow, until the sentinel *noticed*
 //! the death, the next leader was *told*, was *elected* (without a sentinel: from the blow, the lease's end included), its
 //! first *packet* was heard, and its first new *content*. Trials during which a core could not run a thread for more than 2 ms
 //! are told apart, and none is left out. Exits with 1 when anything was lost, doubled, out of order, published by two at a
@@ -172,6 +172,7 @@ impl Options {
             // A day that breaks off says so, and the next one is played all the same.
             let played = panic::catch_unwind(AssertUnwindSafe(|| {
                 let mut world = World::start(&kind.title(), self.plan(kind, count))?;
+                world.wait_until_expected();
                 world.open_venue();
                 world.wait_for_more(1_000);
                 for trial in done..done + count {
@@ -190,6 +191,7 @@ impl Options {
                 }
             }
             done += count;
+            let _nobody_reads = writeln!(std::io::stderr(), "{}: {}", kind.title(), trials.so_far());
         }
         Some(trials)
     }

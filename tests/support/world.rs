@@ -143,6 +143,11 @@ impl World {
         Some(world)
     }
 
+    /// Waits until it is known what every receiver has to be told: finding it out takes a core.
+    pub fn wait_until_expected(&self) {
+        wait_until("what is to come is known", || self.expected.as_ref().is_none_or(JoinHandle::is_finished));
+    }
+
     /// The venue begins a session.
     pub fn open_venue(&mut self) {
         let [a, b] = LINES.map(|line| line.to_string());

@@ -463,7 +463,7 @@ impl World {
                 self.send_to_peer(from, node_of(to), PeerMessage::State(state.clone()));
             }
         }
-        self.after(self.setup.timing.renew_ns, Event::State(from));
+        self.after(self.setup.timing.renew_ns / 2, Event::State(from));
     }
 
     /// Of one message, either way: short, or now and then long.

@@ -12,7 +12,7 @@ use super::{
     World,
     plan::{Backend, Plan},
 };
-use crate::stores::Store;
+use crate::{failover::Timing, stores::Store};
 
 /// One kind of blow.
 #[derive(Clone, Copy, Debug)]
@@ -282,6 +282,12 @@ fn calm_a_while(world: &mut World, act: impl FnMut(&mut World, bool)) -> Blow {
 }
 
 /// Something under which nobody publishes for a moment: until content of another epoch comes, and goes on.
+/// A blow comes when nobody is busy with what was asked of him for its sake, and at any moment between two renewals.
+fn rest(world: &World, trial: u64) {
+    let Timing(_, renewal_ms, _) = world.plan.timing;
+    std::thread::sleep(Duration::from_millis(2 * renewal_ms + 7 * trial % (renewal_ms + 1)));
+}
+
 fn follow(world: &World, before: Epoch) {
     let _next = world.wait_for_content_after(before);
     world.wait_for_more(MORE);

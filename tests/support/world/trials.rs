@@ -13,6 +13,8 @@ use crate::failover::ms;
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     silence_ns: u64,
+    /// From the last record of the old epoch until the blow.
+    before_ns: u64,
     /// From the blow until a sentinel noticed a death.
     noticed_ns: Option<u64>,
     /// From there until the next leader was told of it.
@@ -106,6 +108,14 @@ impl Trials {
         }
     }
 
+    /// How it goes, in one line.
+    #[must_use]
+    pub fn so_far(&self) -> String {
+        let besides = self.besides.len();
+        let is_right = if self.is_right() { "all of it right" } else { "not all of it right" };
+        format!("{} blows, {besides} changes besides, {is_right}", self.blows)
+    }
+
     /// A day broke off: its blows so far, and what was said of it.
     pub fn broke_off(&mut self, blows: usize, why: String) {
         self.blows += blows;
@@ -139,6 +149,7 @@ impl Trials {
         text += &row("silence", self.times(&silence, None));
         text += &row("  without a stall", self.times(&silence, Some(false)));
         text += &row("  with one", self.times(&silence, Some(true)));
+        text += &row("last record to the blow", self.times(&|trial| Some(trial.before_ns), None));
         text += &row("blow to the sentinel's notice", self.times(&|trial| trial.noticed_ns, None));
         text += &row("  to word of it at the next leader", self.times(&|trial| trial.told_ns, None));
         text += &row("  or from the blow, to leadership", self.times(&|trial| trial.elected_ns, None));
@@ -224,6 +235,7 @@ fn trial(blow: &Blow, change: &Change, judged: &Judged, stall_ns: u64) -> Trial 
     let told = judged.deaths_ns.range(blow.struck_ns..before.max(blow.struck_ns)).next().copied();
     Trial {
         silence_ns: change.silence_ns(),
+        before_ns: blow.struck_ns.saturating_sub(change.last_old_ns),
         noticed_ns: noticed.map(|noticed| noticed - blow.struck_ns),
         told_ns: told.zip(noticed).map(|(told, noticed)| told.saturating_sub(noticed)),
         elected_ns: gained.map(|gained| gained.saturating_sub(told.unwrap_or(blow.struck_ns))),

@@ -4,27 +4,30 @@ use std::time::Duration;
 
 use mdgw_feeds::identity::Epoch;
 
-use super::{super::OUTPUT, Blow, calm, follow, now_ns};
+use super::{super::OUTPUT, Blow, calm, follow, now_ns, rest};
 use crate::{
     pair::wait_until,
     process::Signal,
     world::{LINES, World},
 };
 
-pub(super) fn kill(world: &mut World, _trial: u64) -> Blow {
+pub(super) fn kill(world: &mut World, trial: u64) -> Blow {
     let (leader, before) = (world.leader(), world.epoch());
+    rest(world, trial);
     let struck_ns = world.kill(leader);
     come_back(world, leader, before, struck_ns)
 }
 
-pub(super) fn abort(world: &mut World, _trial: u64) -> Blow {
+pub(super) fn abort(world: &mut World, trial: u64) -> Blow {
     let (leader, before) = (world.leader(), world.epoch());
+    rest(world, trial);
     let struck_ns = world.abort(leader);
     come_back(world, leader, before, struck_ns)
 }
 
-pub(super) fn starve(world: &mut World, _trial: u64) -> Blow {
+pub(super) fn starve(world: &mut World, trial: u64) -> Blow {
     let (leader, before) = (world.leader(), world.epoch());
+    rest(world, trial);
     let struck_ns = world.starve(leader);
     come_back(world, leader, before, struck_ns)
 }
@@ -37,9 +40,10 @@ fn come_back(world: &mut World, leader: u8, before: Epoch, struck_ns: u64) -> Bl
 }
 
 /// One trial kills the leader of three, the next one that which follows it, and lets both come back.
-pub(super) fn kill_one_after_the_other(world: &mut World, _trial: u64) -> Blow {
+pub(super) fn kill_one_after_the_other(world: &mut World, trial: u64) -> Blow {
     let (leader, before) = (world.leader(), world.epoch());
     let dead: Vec<u8> = world.nodes().filter(|node| !world.running().contains(node)).collect();
+    rest(world, trial);
     let struck_ns = world.kill(leader);
     follow(world, before);
     if let [first] = dead[..] {
@@ -53,6 +57,7 @@ pub(super) fn kill_one_after_the_other(world: &mut World, _trial: u64) -> Blow {
 
 pub(super) fn stop(world: &mut World, trial: u64) -> Blow {
     let (leader, before) = (world.leader(), world.epoch());
+    rest(world, trial);
     let struck_ns = world.signal(leader, Signal::Stop);
     let pause = Duration::from_millis(200 + trial * 700 % 2_800);
     // The pause is the blow; what is waited for comes below.
@@ -63,8 +68,9 @@ pub(super) fn stop(world: &mut World, trial: u64) -> Blow {
     Blow { before, struck_ns, calm_until_ns: None }
 }
 
-pub(super) fn hand_over(world: &mut World, _trial: u64) -> Blow {
+pub(super) fn hand_over(world: &mut World, trial: u64) -> Blow {
     let mut done = None;
+    rest(world, trial);
     // A crowded machine may be too slow for it; then it is asked again, whoever leads by now.
     wait_until("leadership is handed over", || {
         let (leader, before) = (world.leader(), world.epoch());
