@@ -129,7 +129,7 @@ pub struct ElectionOptions {
     pub fifo_priority: Option<u8>,
     /// How long listeners are waited for before the fence opens, ns.
     pub listeners_ns_max: u64,
-    /// To whom this gateway's state is sent once per renewal period.
+    /// To whom this gateway's state is sent twice per renewal period.
     pub peers: Vec<NodeId>,
 }
 

@@ -33,6 +33,7 @@ use super::{
     record::{RECORD_BYTES_MAX, Record},
     register::{Link, Outcome, Register, RegisterEvent, RegisterSender, Ticket, Version, Versioned},
 };
+use crate::sys::scheduler::spawn_prompt;
 
 /// Where the record of a group lies, in the directory of all groups' records.
 #[must_use]
@@ -61,7 +62,7 @@ impl FileRegister {
         // Shows now whether it may be written at all.
         let probe = store.write_new(b"")?;
         fs::remove_file(probe)?;
-        std::thread::Builder::new().name("mdgw-register".to_owned()).spawn(move || {
+        spawn_prompt("mdgw-register", move || {
             events(RegisterEvent::Link(Link::Up));
             for task in to_do {
                 store.carry_out(task, &events);
@@ -81,7 +82,7 @@ impl FileRegister {
         let changes = inotify::WatchFlags::CREATE | inotify::WatchFlags::DELETE | inotify::WatchFlags::MOVED_TO;
         inotify::add_watch(&watch, &self.directory, changes)?;
         let (tasks, stop) = (self.tasks.clone(), Arc::clone(&self.stop));
-        std::thread::Builder::new().name("mdgw-regwatch".to_owned()).spawn(move || {
+        spawn_prompt("mdgw-regwatch", move || {
             let mut buffer = [std::mem::MaybeUninit::uninit(); 4_096];
             let limit = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
             while !stop.load(Ordering::Relaxed) {

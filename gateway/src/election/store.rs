@@ -21,7 +21,7 @@ use std::{
     future::{self, Future},
     io,
     rc::Rc,
-    thread::{self, JoinHandle},
+    thread::JoinHandle,
     time::Duration,
 };
 
@@ -37,6 +37,7 @@ use super::{
     record::Record,
     register::{Link, Outcome, Register, RegisterEvent, RegisterSender, Ticket, Version, Versioned},
 };
+use crate::sys::scheduler::spawn_prompt;
 
 /// One connection to one node. Clones share it.
 pub(super) trait StoreClient: Clone + 'static {
@@ -82,7 +83,7 @@ impl StoreRegister {
     ) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (orders, of_thread) = mpsc::unbounded_channel();
-        let thread = thread::Builder::new().name("mdgw-store".to_owned()).spawn(move || {
+        let thread = spawn_prompt("mdgw-store", move || {
             let keeper = Keeper::<C>::new(access, settings, events);
             LocalSet::new().block_on(&runtime, keeper.run(of_thread));
         })?;

@@ -65,7 +65,7 @@ use crate::{
     },
     engine::progress::ThreadWord,
     pair_link::PairDesk,
-    sys::{clock::mono_now, kernel_fence::KernelFenceSlot},
+    sys::{clock::mono_now, kernel_fence::KernelFenceSlot, scheduler::spawn_prompt},
 };
 
 /// Starts the election of each group. `epoch` is that of this start: no earlier one of this node was as high.
@@ -351,7 +351,7 @@ impl PeerNews {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let mut news = News { desk, elections, fitness, omens, deaths, ended: BTreeSet::new() };
-        let thread = std::thread::Builder::new().name("mdgw-peer-news".to_owned()).spawn(move || {
+        let thread = spawn_prompt("mdgw-peer-news", move || {
             news.desk.wake_on_message(std::thread::current());
             while !stopped.load(Relaxed) {
                 news.forward();
@@ -411,19 +411,21 @@ struct News {
 impl News {
     fn forward(&mut self) {
         while let Some((of, notice)) = self.desk.take_death() {
-            if self.ended.insert((notice.holder, notice.incarnation)) {
-                tracing::warn!(holder = %notice.holder, "another gateway's process has ended");
-            }
             for (group, election) in self.elections.iter().filter(|(group, _)| of.is_none_or(|of| of == **group)) {
                 // Groups that it never led, or gave away, go on without it.
                 let view = election.view();
                 if notice.epoch.count() > 0 && (view.leader.is_none() || notice.epoch >= view.epoch) {
                     lock(&self.omens).entry(*group).or_default().death = Some(mono_now());
                 }
-                election.died(notice);
+                // Before what comes of it is noted.
                 if let Some(deaths) = &mut self.deaths {
                     deaths.note(*group, notice);
                 }
+                election.died(notice);
+            }
+            // When the elections know.
+            if self.ended.insert((notice.holder, notice.incarnation)) {
+                tracing::warn!(holder = %notice.holder, "another gateway's process has ended");
             }
         }
         while let Some((from, group, message)) = self.desk.take_election() {

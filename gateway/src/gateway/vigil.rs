@@ -33,7 +33,7 @@ use crate::{
         forbid_core_dumps,
         page::{GroupWords, Page, THREADS_MAX, ThreadWord},
     },
-    sys::kernel_fence::KernelFence,
+    sys::{kernel_fence::KernelFence, scheduler::spawn_prompt},
 };
 
 /// The page, held by a thread of its own. Dropping it says that all is in order.
@@ -180,7 +180,7 @@ fn hold_page() -> io::Result<(Arc<Page>, mpsc::Sender<()>, JoinHandle<()>)> {
     let held = Arc::clone(&page);
     let (end, until) = mpsc::channel::<()>();
     let (tell, told) = mpsc::channel();
-    let holder = std::thread::Builder::new().name("mdgw-vigil".to_owned()).spawn(move || {
+    let holder = spawn_prompt("mdgw-vigil", move || {
         let holding = held.hold();
         let holds = holding.is_ok();
         let _gone = tell.send(holding);

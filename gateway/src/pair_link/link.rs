@@ -33,7 +33,7 @@ use crate::{
     pipeline::{ChannelMessage, PeerGap, PeerGaps},
     sentinel::announcement::Announcement,
     standby::{Board, Hearing, InputHistory, KnownEpochs},
-    sys::{clock::mono_now, poll},
+    sys::{clock::mono_now, poll, scheduler::spawn_prompt},
 };
 
 /// The ends of a gateway's links, as it sees them.
@@ -177,10 +177,7 @@ impl PairLink {
         };
         let stop = Arc::new(AtomicBool::new(false));
         let of_thread = Arc::clone(&stop);
-        let thread = std::thread::Builder::new()
-            .name("mdgw-pair".to_owned())
-            .spawn(move || link.run(&of_thread))
-            .map_err(PairLinkError::Thread)?;
+        let thread = spawn_prompt("mdgw-pair", move || link.run(&of_thread)).map_err(PairLinkError::Thread)?;
         Ok(Self { stop, thread: Some(thread), desk })
     }
 

@@ -2,10 +2,10 @@
 
 use rustix::mm::{MlockAllFlags, mlockall};
 
-use crate::sys::scheduler::set_fifo;
+use crate::sys::scheduler::{set_fifo, wake_promptly};
 
-/// Locks the process's memory, asks for a real-time priority for this thread and those that it starts, and not to be
-/// chosen when memory runs out. What it may not do, each with its reason.
+/// Locks the process's memory, asks that this thread and those that it starts wake promptly, for a real-time priority where
+/// there is one, and not to be chosen when memory runs out. What it may not do, each with its reason.
 pub fn settle(priority: u8) -> Vec<String> {
     let mut refused = Vec::new();
     let mut note = |act: &str, outcome: Result<(), String>| {
@@ -17,6 +17,7 @@ pub fn settle(priority: u8) -> Vec<String> {
     note("oom_score_adj -1000", std::fs::write("/proc/self/oom_score_adj", "-1000").map_err(|error| error.to_string()));
     let lock = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE);
     note("lock memory (mlockall)", lock.map_err(|error| error.to_string()));
+    wake_promptly();
     if priority > 0 {
         let fifo = set_fifo(priority).map_err(|error| error.to_string());
         note(&format!("SCHED_FIFO priority {priority}"), fifo);

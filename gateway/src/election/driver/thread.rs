@@ -15,7 +15,12 @@ use crate::{
         core::{Core, Input, Notice, Output, Role},
         peer::PeerMessage,
     },
-    sys::{affinity::pin_to, clock, clock::mono_now, scheduler::set_fifo},
+    sys::{
+        affinity::pin_to,
+        clock,
+        clock::mono_now,
+        scheduler::{set_fifo, wake_promptly},
+    },
 };
 
 pub(super) struct ElectionThread<C: Core, B> {
@@ -109,6 +114,7 @@ where
         {
             tracing::warn!(%error, "the election thread is not pinned");
         }
+        wake_promptly();
         if let Some(priority) = self.options.fifo_priority
             && let Err(error) = set_fifo(priority)
         {
@@ -141,7 +147,8 @@ where
             }
         }
         if now >= self.state_at {
-            self.state_at = now.plus(self.options.timing.renew_ns);
+            // Twice: the stamp in it is what an heir's lease counts from, and most of its age is time that it has not.
+            self.state_at = now.plus(self.options.timing.renew_ns / 2);
             self.take(Input::ClockRate { error_ppm: clock::rate_correction_ppm() });
             if let Some(epoch) = self.surroundings.heard() {
                 self.take(Input::Heard(epoch));

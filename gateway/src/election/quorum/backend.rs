@@ -7,7 +7,6 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    thread,
 };
 
 use mdgw_feeds::identity::GroupId;
@@ -19,9 +18,12 @@ use super::{
     vote_file::VoteFile,
     wire::DATAGRAM_BYTES_MAX,
 };
-use crate::election::{
-    core::Input,
-    driver::{Backend, Inbox},
+use crate::{
+    election::{
+        core::Input,
+        driver::{Backend, Inbox},
+    },
+    sys::scheduler::spawn_prompt,
 };
 
 /// A gateway's socket for votes and the thread that hands on what comes.
@@ -42,7 +44,7 @@ impl QuorumBackends {
     pub fn start(link: VoteLink) -> io::Result<Self> {
         let (link, inboxes, stop) = (Arc::new(link), Arc::<Inboxes>::default(), Arc::new(AtomicBool::new(false)));
         let receiver = Receiver { link: Arc::clone(&link), inboxes: Arc::clone(&inboxes), stop: Arc::clone(&stop) };
-        thread::Builder::new().name("mdgw-quorum".to_owned()).spawn(move || receiver.run())?;
+        spawn_prompt("mdgw-quorum", move || receiver.run())?;
         Ok(Self { link, inboxes, stop })
     }
 

@@ -1,11 +1,12 @@
 //! Stores votes on a thread of its own, so that a slow disk keeps nobody from renewing.
 
-use std::{io, sync::mpsc, thread};
+use std::{io, sync::mpsc};
 
 use super::{
     vote_file::VoteFile,
     voter::{Kept, StoreTicket},
 };
+use crate::sys::scheduler::spawn_prompt;
 
 /// Where votes are handed in. Its thread ends with it.
 #[derive(Debug)]
@@ -18,7 +19,7 @@ impl VoteStore {
     /// When there is no thread.
     pub fn start(mut file: VoteFile, done: impl Fn(StoreTicket, IsStored) + Send + 'static) -> io::Result<Self> {
         let (sender, tasks) = mpsc::channel::<(StoreTicket, Kept)>();
-        thread::Builder::new().name("mdgw-votes".to_owned()).spawn(move || {
+        spawn_prompt("mdgw-votes", move || {
             for (ticket, kept) in tasks {
                 let stored = file.store(kept);
                 if let Err(error) = &stored {

@@ -10,13 +10,7 @@
 //!
 //! [`SessionLatch`]: crate::election::session_latch::SessionLatch
 
-use std::{
-    cell::RefCell,
-    future::Future,
-    rc::Rc,
-    thread::{self, JoinHandle},
-    time::Duration,
-};
+use std::{cell::RefCell, future::Future, rc::Rc, thread::JoinHandle, time::Duration};
 
 use mdgw_feeds::identity::{Epoch, GroupId};
 use tokio::{
@@ -28,13 +22,16 @@ use tokio::{
 use zookeeper_client::{Acls, Client, CreateMode, Error, MultiWriteError, SessionState};
 
 use super::{ANY, from_version, to_version};
-use crate::election::core::Input;
-use crate::election::{
-    access::{AccessError, ZooKeeperConfig},
-    driver::{Backend, Inbox},
-    identity::Member,
-    register::{Link, Ticket, Version},
-    session_latch::{Place, SessionAnswer, SessionEvent, SessionRequest},
+use crate::{
+    election::{
+        access::{AccessError, ZooKeeperConfig},
+        core::Input,
+        driver::{Backend, Inbox},
+        identity::Member,
+        register::{Link, Ticket, Version},
+        session_latch::{Place, SessionAnswer, SessionEvent, SessionRequest},
+    },
+    sys::scheduler::spawn_prompt,
 };
 
 /// One gateway's session for one group.
@@ -70,7 +67,7 @@ pub fn open(
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (orders, of_thread) = mpsc::unbounded_channel();
-    let thread = thread::Builder::new().name("mdgw-session".to_owned()).spawn(move || {
+    let thread = spawn_prompt("mdgw-session", move || {
         LocalSet::new().block_on(&runtime, Rc::new(keeper).run(of_thread));
     })?;
     Ok(ZooKeeperSession { orders: Some(orders), thread: Some(thread) })
