@@ -19,9 +19,10 @@
 //! | `--busy N` | threads that do nothing but take the processor's time |
 //!
 //! Silence is from the last record of the old epoch to the first new content of the new one, by the kernel's stamps at each
-//! receiver; where nothing may move, it is the longest time without anything new. Its split: until the blow, until the sentinel *noticed*
-//! the death, the next leader was *told*, was *elected* (without a sentinel: from the blow, the lease's end included), its
-//! first *packet* was heard, and its first new *content*. Trials during which a core could not run a thread for more than 2 ms
+//! receiver; where nothing may move, it is the longest time without anything new. Its split: until the blow, until the
+//! sentinel *noticed* the death, the next leader was *told*, was *elected* (without a sentinel: from the blow, the lease's
+//! end included), its first *packet* was heard, and its first new *content*. Before a blow all gateways are level again and
+//! the harness asks for nothing during two renewals. Trials during which a core could not run a thread for more than 2 ms
 //! are told apart, and none is left out. Exits with 1 when anything was lost, doubled, out of order, published by two at a
 //! time, or otherwise not as it has to be.
 

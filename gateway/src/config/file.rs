@@ -236,7 +236,7 @@ pub struct Election {
     pub tenure_ms: Written<i64>,
     /// Core of the election threads.
     pub core: Written<i64>,
-    /// SCHED_FIFO priority, 0 for none.
+    /// SCHED_FIFO priority, 0 for none; of a sentinel that the gateway starts, too.
     pub priority: Written<i64>,
     /// How long listeners are waited for.
     pub listeners_ms_max: Written<i64>,

@@ -50,7 +50,7 @@ pub enum PeerMessage {
         /// What it is configured to publish.
         configuration: ConfigurationMark,
     },
-    /// How I am; sent twice per renewal period and on change.
+    /// How I am; sent twice per renewal period.
     State(PeerState),
 }
 

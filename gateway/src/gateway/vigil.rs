@@ -117,7 +117,9 @@ impl Vigil {
             SentinelChoice::None => {
                 return Err(GatewayError::io("have a sentinel")(io::Error::other("none is wanted")));
             }
-            SentinelChoice::Started => Source::Start { program: "/proc/self/exe".into(), priority: 0 },
+            SentinelChoice::Started => {
+                Source::Start { program: "/proc/self/exe".into(), priority: election.priority.unwrap_or(0) }
+            }
             SentinelChoice::Service(path) => Source::Service(path.clone()),
         };
         // Until a dump is written nobody could learn of the death.

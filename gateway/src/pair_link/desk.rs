@@ -219,14 +219,15 @@ impl PairDesk {
 
     /// Text of the election's that means nothing to it is refused.
     pub(super) fn put_election(&self, from: u8, serial: u64, bytes: &[u8]) {
-        if !self.is_first(serial) {
-            return;
-        }
         match serde_json::from_slice(bytes) {
-            Ok((group, message)) => _ = self.keep(&self.election, (from, GroupId(group), message)),
+            // A state goes by the connection alone; remembered, it would only drive out what comes by datagram too.
+            Ok((group, message)) if matches!(message, PeerMessage::State(_)) || self.is_first(serial) => {
+                self.keep(&self.election, (from, GroupId(group), message));
+                self.wake();
+            }
+            Ok(_) => {}
             Err(_) => add(&self.counters.refused),
         }
-        self.wake();
     }
 
     pub(super) fn put_death(&self, serial: u64, bytes: &[u8]) {

@@ -4,8 +4,8 @@ use rustix::mm::{MlockAllFlags, mlockall};
 
 use crate::sys::scheduler::{set_fifo, wake_promptly};
 
-/// Locks the process's memory, asks that this thread and those that it starts wake promptly, for a real-time priority where
-/// there is one, and not to be chosen when memory runs out. What it may not do, each with its reason.
+/// Locks the process's memory and keeps it from being chosen when memory runs out; this thread and those that it starts
+/// wake promptly, with a real-time priority if they are to have one. What it may not do, each with its reason.
 pub fn settle(priority: u8) -> Vec<String> {
     let mut refused = Vec::new();
     let mut note = |act: &str, outcome: Result<(), String>| {

@@ -332,9 +332,11 @@ impl World {
             }
             Output::Close { .. } => self.close(gateway),
             Output::Drain => {
-                // What was checked before the closing returns by then.
+                // What was checked before the closing returns by then; who did not lead has nothing under way.
                 let drain_ns = self.random.below(self.setup.timing.send_ns_max);
-                self.gateways[gateway].sends_until_ns = self.now_ns + drain_ns;
+                let drained_ns = self.now_ns + drain_ns;
+                let Gateway { sends_until_ns, .. } = &mut self.gateways[gateway];
+                *sends_until_ns = drained_ns.min(*sends_until_ns);
                 self.send(gateway, Input::Drained { positions: BTreeMap::new() }, drain_ns);
             }
             Output::Request(request) => {
@@ -453,7 +455,7 @@ impl World {
         self.send(to, Input::Peer { from: node_of(from), message }, delay_ns);
     }
 
-    /// Tells the others how it is, as every election thread does in each renewal period.
+    /// Tells the others how it is, as every election thread does twice per renewal period.
     fn tell_state(&mut self, from: usize) {
         let now = self.local(from);
         let Gateway { core, paused, .. } = &self.gateways[from];

@@ -281,13 +281,21 @@ fn calm_a_while(world: &mut World, act: impl FnMut(&mut World, bool)) -> Blow {
     calm(world, length, act)
 }
 
-/// Something under which nobody publishes for a moment: until content of another epoch comes, and goes on.
-/// A blow comes when nobody is busy with what was asked of him for its sake, and at any moment between two renewals.
-fn rest(world: &World, trial: u64) {
+/// Who leads, and under which epoch, when all is at rest: nobody is busy with what is asked for the blow's sake, and it can
+/// come at any moment between two renewals.
+fn leader_at_rest(world: &World, trial: u64) -> (u8, Epoch) {
     let Timing(_, renewal_ms, _) = world.plan.timing;
-    std::thread::sleep(Duration::from_millis(2 * renewal_ms + 7 * trial % (renewal_ms + 1)));
+    let phase_us = trial * PHASE_STEP_US % (1_000 * renewal_ms);
+    loop {
+        let found = (world.leader(), world.epoch());
+        std::thread::sleep(Duration::from_millis(2 * renewal_ms) + Duration::from_micros(phase_us));
+        if world.epoch() == found.1 {
+            return found;
+        }
+    }
 }
 
+/// Something under which nobody publishes for a moment: until content of another epoch comes, and goes on.
 fn follow(world: &World, before: Epoch) {
     let _next = world.wait_for_content_after(before);
     world.wait_for_more(MORE);
@@ -297,5 +305,7 @@ fn now_ns() -> u64 {
     mdgw::sys::clock::unix_now().0
 }
 
+/// A prime, so that trials are spread over a renewal's time.
+const PHASE_STEP_US: u64 = 7_919;
 /// Things that have to be delivered before a stream goes on.
 const MORE: usize = 200;

@@ -210,6 +210,12 @@ impl Change {
     pub fn silence_ns(&self) -> u64 {
         self.first_content_ns.saturating_sub(self.last_old_ns)
     }
+
+    /// Whether it came of that blow, and not of something before it.
+    #[must_use]
+    pub fn is_of(&self, blow: &Blow) -> bool {
+        self.from == blow.before && self.first_content_ns >= blow.struck_ns
+    }
 }
 
 /// What came of a world.
@@ -312,7 +318,7 @@ impl Judged {
 
     /// The change that ended the epoch before a blow, as each receiver saw it.
     pub fn changes_by(&self, blow: &Blow) -> impl Iterator<Item = &Change> {
-        self.changes.iter().filter_map(|all| all.iter().find(|change| change.from == blow.before))
+        self.changes.iter().filter_map(|all| all.iter().find(|change| change.is_of(blow)))
     }
 
     /// How often `mdgw ha verify` found two publishers at a time, and how often another promise broken.

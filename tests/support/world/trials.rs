@@ -87,8 +87,7 @@ impl Trials {
                 self.trials.extend(changes.iter().map(|change| trial(blow, change, judged, stall_ns)));
             }
         }
-        let is_wanted =
-            |change: &Change| blows.iter().any(|blow| blow.calm_until_ns.is_none() && blow.before == change.from);
+        let is_wanted = |change: &Change| blows.iter().any(|blow| blow.calm_until_ns.is_none() && change.is_of(blow));
         let besides =
             |all: &Vec<Change>| -> Vec<Change> { all.iter().copied().filter(|change| !is_wanted(change)).collect() };
         let most = judged.changes.iter().map(besides).max_by_key(Vec::len);
@@ -192,19 +191,20 @@ impl Trials {
         let shown = if all.is_empty() { calm } else { all };
         let quiet = self.times(&silence, Some(false));
         let split = [
+            self.times(&|trial| Some(trial.before_ns), None),
             self.times(&|trial| trial.noticed_ns, None),
             self.times(&|trial| trial.told_ns, None),
             self.times(&|trial| trial.elected_ns, None),
             self.times(&|trial| trial.packet_ns, None),
             self.times(&|trial| Some(trial.content_ns), None),
         ];
-        let [noticed, told, elected, packet, content] = split.map(|times| middle(times).0);
+        let [before, noticed, told, elected, packet, content] = split.map(|times| middle(times).0);
         let ((median, worst), (quiet_median, quiet_worst)) = (middle(shown), middle(quiet));
         let Faults { lost, doubled, out_of_order, .. } = self.faults;
         let in_doubt = self.faults.suspect + self.faults.in_doubt;
         let others = self.faults.sum() - lost - doubled - out_of_order - in_doubt + self.broken;
         format!(
-            "| {title} | {} | {} | {} | {median} | {worst} | {quiet_median} | {quiet_worst} | {noticed} | {told} | \
+            "| {title} | {} | {} | {} | {median} | {worst} | {quiet_median} | {quiet_worst} | {before} | {noticed} | {told} | \
              {elected} | {packet} | {content} | {lost} | {doubled} | {out_of_order} | {} | {others} | {in_doubt} | {} |\n",
             self.blows,
             self.stalled,
@@ -223,9 +223,9 @@ impl Trials {
 /// Of a table with a [`Trials::table_row`] for each kind of blow. Times are in ms, over all receivers; the split is of
 /// medians.
 pub const TABLE_HEAD: &str = "\
-| blow | trials | with a stall | not as wanted | silence | worst | without a stall | worst | noticed | told | elected | \
+| blow | trials | with a stall | not as wanted | silence | worst | without a stall | worst | before | noticed | told | elected | \
 packet | content | lost | doubled | out of order | overlaps | other faults | in doubt | changes besides |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
 ";
 
 fn trial(blow: &Blow, change: &Change, judged: &Judged, stall_ns: u64) -> Trial {

@@ -147,7 +147,7 @@ where
             }
         }
         if now >= self.state_at {
-            // Twice: the stamp in it is what an heir's lease counts from, and most of its age is time that it has not.
+            // Twice per renewal: an heir's lease counts from the stamp in it, so each millisecond of its age is lost.
             self.state_at = now.plus(self.options.timing.renew_ns / 2);
             self.take(Input::ClockRate { error_ppm: clock::rate_correction_ppm() });
             if let Some(epoch) = self.surroundings.heard() {

@@ -32,6 +32,7 @@ use crate::{
         peer::DeathNotice,
     },
     sentinel::announcement::Announcement,
+    sys::scheduler::spawn_prompt,
 };
 
 /// A gateway's socket for letters.
@@ -142,7 +143,7 @@ impl Memberships {
     pub fn start(datagrams: Datagrams) -> io::Result<Self> {
         let (datagrams, inboxes, stop) = (Arc::new(datagrams), Arc::<Inboxes>::default(), Arc::<AtomicBool>::default());
         let (from, to, stopped) = (Arc::clone(&datagrams), Arc::clone(&inboxes), Arc::clone(&stop));
-        thread::Builder::new().name("mdgw-members".to_owned()).spawn(move || hand_on(&from, &to, &stopped))?;
+        spawn_prompt("mdgw-members", move || hand_on(&from, &to, &stopped))?;
         Ok(Self { datagrams, inboxes, stop })
     }
 

@@ -22,7 +22,10 @@ use super::{
 };
 use crate::{
     election::{auth::Nonce, identity::NodeId},
-    sys::clock::{mono_now, rate_correction_ppm},
+    sys::{
+        clock::{mono_now, rate_correction_ppm},
+        scheduler::wake_promptly,
+    },
 };
 
 /// How a witness votes.
@@ -84,6 +87,7 @@ impl Witness {
     /// # Errors
     /// When the socket fails.
     pub fn run(self: &Arc<Self>, stop: &AtomicBool) -> io::Result<()> {
+        wake_promptly();
         let mut buffer = Box::new([0; DATAGRAM_BYTES_MAX]);
         let mut clock_error_ppm = 0;
         while !stop.load(Ordering::Relaxed) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mdgw_feeds::identity::Epoch;
 
-use super::{super::OUTPUT, Blow, calm, follow, now_ns, rest};
+use super::{super::OUTPUT, Blow, calm, follow, leader_at_rest, now_ns};
 use crate::{
     pair::wait_until,
     process::Signal,
@@ -12,22 +12,19 @@ use crate::{
 };
 
 pub(super) fn kill(world: &mut World, trial: u64) -> Blow {
-    let (leader, before) = (world.leader(), world.epoch());
-    rest(world, trial);
+    let (leader, before) = leader_at_rest(world, trial);
     let struck_ns = world.kill(leader);
     come_back(world, leader, before, struck_ns)
 }
 
 pub(super) fn abort(world: &mut World, trial: u64) -> Blow {
-    let (leader, before) = (world.leader(), world.epoch());
-    rest(world, trial);
+    let (leader, before) = leader_at_rest(world, trial);
     let struck_ns = world.abort(leader);
     come_back(world, leader, before, struck_ns)
 }
 
 pub(super) fn starve(world: &mut World, trial: u64) -> Blow {
-    let (leader, before) = (world.leader(), world.epoch());
-    rest(world, trial);
+    let (leader, before) = leader_at_rest(world, trial);
     let struck_ns = world.starve(leader);
     come_back(world, leader, before, struck_ns)
 }
@@ -41,9 +38,8 @@ fn come_back(world: &mut World, leader: u8, before: Epoch, struck_ns: u64) -> Bl
 
 /// One trial kills the leader of three, the next one that which follows it, and lets both come back.
 pub(super) fn kill_one_after_the_other(world: &mut World, trial: u64) -> Blow {
-    let (leader, before) = (world.leader(), world.epoch());
+    let (leader, before) = leader_at_rest(world, trial);
     let dead: Vec<u8> = world.nodes().filter(|node| !world.running().contains(node)).collect();
-    rest(world, trial);
     let struck_ns = world.kill(leader);
     follow(world, before);
     if let [first] = dead[..] {
@@ -56,8 +52,7 @@ pub(super) fn kill_one_after_the_other(world: &mut World, trial: u64) -> Blow {
 }
 
 pub(super) fn stop(world: &mut World, trial: u64) -> Blow {
-    let (leader, before) = (world.leader(), world.epoch());
-    rest(world, trial);
+    let (leader, before) = leader_at_rest(world, trial);
     let struck_ns = world.signal(leader, Signal::Stop);
     let pause = Duration::from_millis(200 + trial * 700 % 2_800);
     // The pause is the blow; what is waited for comes below.
@@ -70,10 +65,9 @@ pub(super) fn stop(world: &mut World, trial: u64) -> Blow {
 
 pub(super) fn hand_over(world: &mut World, trial: u64) -> Blow {
     let mut done = None;
-    rest(world, trial);
     // A crowded machine may be too slow for it; then it is asked again, whoever leads by now.
     wait_until("leadership is handed over", || {
-        let (leader, before) = (world.leader(), world.epoch());
+        let (leader, before) = leader_at_rest(world, trial);
         done = world.hand_over(leader).map(|struck_ns| (leader, before, struck_ns));
         done.is_some()
     });
@@ -176,5 +170,8 @@ pub(super) fn gap_then_kill(world: &mut World, trial: u64) -> Blow {
     // The gap's length; nobody says when it is long enough.
     std::thread::sleep(Duration::from_millis(50 + trial * 30 % 100));
     world.switch.heal();
-    kill(world, trial)
+    // At once: it may be filling the gap.
+    let before = world.epoch();
+    let struck_ns = world.kill(leader);
+    come_back(world, leader, before, struck_ns)
 }
