@@ -17,7 +17,7 @@ use serde_json::Value;
 
 pub use self::{
     client::{ControlError, ask},
-    pair::{GroupControl, PairControl},
+    pair::{Admit, GroupControl, PairControl},
     server::ControlServer,
 };
 

@@ -58,7 +58,7 @@ use crate::{
         Resolved,
         resolved::{Backend, LinkConfig},
     },
-    control::{ControlServer, GroupControl, PairControl},
+    control::{Admit, ControlServer, GroupControl, PairControl},
     election::{
         access::AccessError,
         auth::SharedKey,
@@ -331,9 +331,8 @@ impl Gateway {
     pub fn serve_control(&mut self, config: &Resolved) -> Result<(), GatewayError> {
         let Some(path) = &config.gateway.control_socket else { return Ok(()) };
         let backend = config.election.as_ref().map(|election| &election.backend);
-        let may_split = matches!(backend, Some(Backend::Emergent(_)));
         let groups =
-            self.elections.iter().map(|(group, election)| (*group, self.group_control(*group, election, may_split)));
+            self.elections.iter().map(|(group, election)| (*group, self.group_control(*group, election, backend)));
         let audit = config.gateway.audit_file.clone();
         let watch = self.watch();
         let snapshot = Arc::new(move || watch.snapshot());
@@ -343,8 +342,10 @@ impl Gateway {
         Ok(())
     }
 
-    /// `may_split`: two gateways may lead at a time while the network between them is cut.
-    fn group_control(&self, group: GroupId, election: &Election, may_split: bool) -> GroupControl {
+    fn group_control(&self, group: GroupId, election: &Election, backend: Option<&Backend>) -> GroupControl {
+        // Two gateways may lead at a time while the network between them is cut.
+        let may_split = matches!(backend, Some(Backend::Emergent(_)));
+        let has_record = backend.is_some_and(Backend::has_record);
         let admitting = election.clone();
         let board = self.board().cloned();
         let channels: Vec<ChannelId> = self.group(group).into_iter().flat_map(GroupDesk::channels).collect();
@@ -384,8 +385,8 @@ impl Gateway {
             })
         };
         let latch = Arc::new(election.clone());
-        let admit = move |node, name| admitting.admit(node, name);
-        GroupControl { latch, admit: Some(Arc::new(admit)), details: Arc::new(details) }
+        let admit = has_record.then(|| Arc::new(move |node, name| admitting.admit(node, name)) as Admit);
+        GroupControl { latch, admit, details: Arc::new(details) }
     }
 
     /// The same for each group.

@@ -232,7 +232,7 @@ impl PipelineLocal {
 
 /// Counters of a channel that other threads can read while it runs, in the order in which they are registered.
 /// `state` is the number of its [`ChannelState`], `lines_silent` has one bit for each line whose alarm is raised.
-pub const COUNTERS: [&str; 19] = [
+pub const COUNTERS: [&str; 20] = [
     "state",
     "datagrams",
     "messages",
@@ -252,6 +252,7 @@ pub const COUNTERS: [&str; 19] = [
     "lines_silent",
     "log_segments_missed",
     "log_entries_private",
+    "sends_slow",
 ];
 
 impl ChannelPipeline {
@@ -469,8 +470,9 @@ impl ChannelPipeline {
             silent,
             log.segments_missed,
             log.entries_private,
+            sent.slow_sends,
         ];
-        const { assert!(COUNTERS.len() == 19) };
+        const { assert!(COUNTERS.len() == 20) };
         for (place, value) in values.into_iter().enumerate() {
             self.counters.set(place, value);
         }

@@ -64,7 +64,8 @@ fn leadership_is_handed_over_and_nothing_is_said_again() {
 #[test]
 fn one_way_cuts_move_leadership_only_where_they_must() {
     let test = "one_way_cuts_move_leadership_only_where_they_must";
-    let _judged = strike(test, &["cut-to-standby", "cut-to-leader", "leader-deaf", "leader-mute"], Backend::Quorum);
+    let cuts = ["cut-to-standby", "cut-to-leader", "cut-to-witness", "cut-from-witness", "leader-deaf", "leader-mute"];
+    let _judged = strike(test, &cuts, Backend::Quorum);
 }
 
 #[test]
@@ -99,7 +100,8 @@ fn both_gateways_come_back_with_right_books() {
 fn a_leader_without_its_store_goes_on() {
     let test = "a_leader_without_its_store_goes_on";
     if cfg!(feature = "stores") {
-        let _judged = strike(test, &["cut-from-store", "store-down"], Backend::Store(Store::Etcd));
+        let _judged =
+            strike(test, &["cut-from-store", "standby-deaf-store", "store-down"], Backend::Store(Store::Etcd));
     } else {
         say(&format!("SKIPPED: {test}: built without stores"));
     }

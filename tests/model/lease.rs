@@ -757,6 +757,8 @@ fn a_break_that_forgets_nothing_is_found() {
 const HEIR: Search =
     Search { gateways: 3, heir: Some(2), budget: Budget { restarts: 1, states: 1, ..NONE }, restartable: &[0], ..FULL };
 
+/// What a nonce of *prepare* is for: whoever is handed the lead counts its lease from the moment that the record names,
+/// however many other questions it has answered since. Its record names that moment instead of a nonce.
 #[test]
 fn an_heirs_lease_that_counts_from_its_opening_is_found() {
     let safeguards = Safeguards { heirs_stamp: false, ..Safeguards::ALL };

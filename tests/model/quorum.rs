@@ -485,8 +485,6 @@ fn one_leads_at_a_time_though_old_answers_come_again() {
 fn answers_that_count_for_any_request_are_found() {
     let safeguards = Safeguards { checks_tickets: false, ..Safeguards::ALL };
     fails(Search { safeguards, ..REPEATED }, states(), &[Wrong::TwoLead]);
-    // It is the old answer that does it.
-    holds(Search { safeguards, ..FULL }, states());
 }
 
 /// One of the witness's last answers comes again.

@@ -1,7 +1,7 @@
 //! The lease over a register under a simulated network, store and clock: gateways, their hot threads, the product's own
 //! fence and a subscriber's own receiver. `SEED=n` repeats one seed, `SEEDS=n` says how many.
 //!
-//! Simulated: clocks of different rates; requests, answers and packets that are late, lost, or overtake each other; a store
+//! Simulated: clocks of different rates, and slewed; requests, answers and packets that are late, lost, or overtake each other; a store
 //! that is down, or restored from a backup; gateways that are killed, with a notice of death or without, stopped between
 //! the fence's check and the send, closed, and cut off one way or both; hand-overs in the midst of it. Judged: no two may
 //! send at one time, the longest send included; each opening has a higher epoch than any before; receivers hand on nothing
@@ -34,8 +34,10 @@ const PAIR: Setup = Setup {
     version_check: true,
     epochs_heard: true,
     receivers_fence: true,
+    clock_rates_read: true,
 };
 const STORM: Setup = Setup { faults: Faults::STORM, ..PAIR };
+const SLEWS: Setup = Setup { faults: Faults::SLEWS, ..PAIR };
 const RESTORES: Setup = Setup { faults: Faults::RESTORES, ..PAIR };
 
 /// A storm, then calm. Safety during both; afterwards somebody leads.
@@ -55,8 +57,8 @@ fn weather(seed: u64, setup: Setup) -> Result<World, String> {
 fn one_leads_whatever_happens_and_afterwards_one_does() {
     let worlds = for_seeds("storms", 20_000, |seed| {
         let gateways = 2 + u8::try_from(seed % 2).expect("0 or 1");
-        let faults = [Faults::STORM, Faults::RESTORES, Faults::HAND_OVERS, Faults::NO_STORE];
-        let faults = faults[usize::try_from(seed / 2 % 4).expect("one of four")];
+        let faults = [Faults::STORM, Faults::RESTORES, Faults::HAND_OVERS, Faults::NO_STORE, Faults::SLEWS];
+        let faults = faults[usize::try_from(seed / 2 % 5).expect("one of five")];
         let world = weather(seed, Setup { gateways, faults, ..PAIR })?;
         Ok((world.opened.len() as u64, world.stale_packets()))
     });
@@ -251,6 +253,11 @@ fn an_heir_that_nobody_waits_for_leads_beside_another() {
 fn an_heir_that_is_replaced_at_once_leads_beside_the_next() {
     let safeguards = Safeguards { heir_stays: false, ..Safeguards::ALL };
     is_found("the heir that stays", Setup { safeguards, gateways: 3, ..STORM }, two_lead_or_epoch_back);
+}
+
+#[test]
+fn slewed_clocks_that_nobody_reads_let_two_lead() {
+    is_found("the clock's rate", Setup { clock_rates_read: false, ..SLEWS }, two_lead);
 }
 
 #[test]

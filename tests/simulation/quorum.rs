@@ -7,9 +7,11 @@ use std::{cell::Cell, env};
 use mdgw::election::{
     core::{CloseReason, Input, Pin, Place},
     fitness::{Fitness, Standing},
-    identity::NodeId,
+    identity::{Incarnation, Member, NodeId, NodeName},
     moves::MovesConfig,
+    peer::{PeerMessage, PeerState},
     quorum::voter::Safeguards,
+    record::{ConfigurationMark, DIFFERENCE_PATIENCE_LEASES, PeerStamp},
     timing::LeaseTiming,
 };
 use world::{Faults, Setup, Violation, World};
@@ -209,6 +211,42 @@ fn the_fitter_gateway_leads_and_one_that_joins_does_not_stand() {
         world.kill(worse);
         world.run_for(300 * MS);
         if world.leading().is_some() { Err("who joins leads".to_owned()) } else { Ok(()) }
+    });
+}
+
+#[test]
+fn who_publishes_something_else_waits_long_and_is_not_handed_the_lead() {
+    for_seeds(50, |seed| {
+        let mut world = World::new(seed, PAIR);
+        world.run_for(200 * MS);
+        let leader = world.leading().ok_or("nobody leads")?;
+        let other = NodeId(3 - leader.0);
+        let says = |node: NodeId| {
+            let name = NodeName::new("n").expect("a plain name");
+            let message = PeerMessage::State(PeerState {
+                member: Member { node, name, incarnation: Incarnation(1) },
+                standing: Standing::Stands,
+                fitness: Fitness::default(),
+                configuration: ConfigurationMark { hash: 1, ..ConfigurationMark::default() },
+                stamp: PeerStamp(1),
+            });
+            Input::Peer { from: node, message }
+        };
+        world.input(leader, says(other));
+        world.input(leader, Input::HandOver(Some(other)));
+        world.run_for(100 * MS);
+        if world.leading() != Some(leader) {
+            return Err("handed over to who publishes something else".to_owned());
+        }
+        world.input(other, says(leader));
+        world.kill(leader);
+        let patience_ns = DIFFERENCE_PATIENCE_LEASES * PAIR.timing.lease_ns;
+        world.run_for(patience_ns - 10 * MS);
+        if world.leading().is_some() {
+            return Err("it leads though the leader before published something else".to_owned());
+        }
+        world.run_for(200 * MS);
+        if world.leading() == Some(other) { Ok(()) } else { Err("alone, it has to lead in the end".to_owned()) }
     });
 }
 

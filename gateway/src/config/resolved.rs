@@ -488,6 +488,16 @@ impl Backend {
             Self::Emergent(_) => false,
         }
     }
+
+    /// Whether there is a record that names the candidates, so that others can be admitted by hand.
+    #[must_use]
+    pub fn has_record(&self) -> bool {
+        match self {
+            Self::File(_) | Self::Etcd(_) => true,
+            Self::ZooKeeper(zookeeper) => zookeeper.mode == ZooKeeperMode::Lease,
+            Self::Quorum(_) | Self::Emergent(_) => false,
+        }
+    }
 }
 
 /// How this gateway becomes a member of each group. That a split can have two leaders has been allowed.

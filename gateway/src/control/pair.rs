@@ -37,10 +37,13 @@ pub struct GroupControl {
     /// Its election.
     pub latch: Arc<dyn LeaderLatch>,
     /// Lets a gateway stand that the record doesn't name; `None` where the backend knows no such list.
-    pub admit: Option<Arc<dyn Fn(NodeId, NodeName) + Send + Sync>>,
+    pub admit: Option<Admit>,
     /// What else is to be told of it: positions of its channels, for instance.
     pub details: Arc<dyn Fn() -> Value + Send + Sync>,
 }
+
+/// Admits that gateway.
+pub type Admit = Arc<dyn Fn(NodeId, NodeName) + Send + Sync>;
 
 impl PairControl {
     /// Answers one question. Waits for a hand-over to come about.
@@ -88,10 +91,15 @@ impl PairControl {
     }
 
     fn set_pin(&self, group: Option<u16>, pin: Pin) -> Result<Value, String> {
-        let chosen: Vec<_> = match group {
+        let mut chosen: Vec<_> = match group {
             Some(_) => vec![self.group(group)?],
             None => self.groups.iter().map(|(group, control)| (*group, control)).collect(),
         };
+        // What a standby keeps to itself stops nobody.
+        chosen.retain(|(_, control)| control.latch.has_leadership());
+        if chosen.is_empty() {
+            return Err("this gateway does not lead: ask the one that does".to_owned());
+        }
         for (_, control) in &chosen {
             control.latch.set_pin(pin);
         }
@@ -103,6 +111,14 @@ impl PairControl {
         let (group, control) = self.group(group)?;
         let admit = control.admit.as_ref().ok_or("under this backend nobody is admitted by hand")?;
         let name = NodeName::new(name).ok_or("a node name has 1 to 64 letters, digits, '-', '_' or '.'")?;
+        if !control.latch.has_leadership() && node != self.node {
+            return Err(
+                "this gateway does not lead: ask the one that does, or the one that is to be admitted".to_owned()
+            );
+        }
+        if let Some(other) = control.latch.view().participants.get(&node).filter(|other| **other != name) {
+            return Err(format!("node {} is {other} already", node.0));
+        }
         admit(node, name);
         Ok(json!({ "group": group.0, "node": node.0 }))
     }
@@ -289,11 +305,40 @@ mod tests {
         let missing = refused(control.answer(Request::HandOver { group: Some(7), target: None }));
         assert_eq!(missing, "no such group: there are 1, 2");
         assert_eq!(ok(control.answer(Request::HandOver { group: Some(2), target: Some(2) }))["group"], 2);
-        assert_eq!(ok(control.answer(Request::Pin { group: Some(2) }))["groups"], json!([2]));
+        // The other one is led elsewhere now.
+        assert_eq!(ok(control.answer(Request::Pin { group: Some(1) }))["groups"], json!([1]));
         let pinned = |index: usize| ok(control.answer(Request::Status {}))["groups"][index]["pinned"].clone();
-        assert_eq!((pinned(0), pinned(1)), (json!(false), json!(true)));
-        assert_eq!(ok(control.answer(Request::Unpin { group: None }))["groups"], json!([1, 2]));
-        assert_eq!(pinned(1), json!(false));
+        assert_eq!((pinned(0), pinned(1)), (json!(true), json!(false)));
+        assert_eq!(ok(control.answer(Request::Unpin { group: None }))["groups"], json!([1]));
+        assert_eq!(pinned(0), json!(false));
+    }
+
+    #[test]
+    fn a_pin_at_a_standby_is_refused() {
+        let control = control(1, None);
+        assert!(matches!(control.answer(Request::HandOver { group: None, target: None }), Answer::Ok(_)));
+        for request in [Request::Pin { group: None }, Request::Unpin { group: Some(1) }] {
+            assert_eq!(refused(control.answer(request)), "this gateway does not lead: ask the one that does");
+        }
+    }
+
+    #[test]
+    fn by_hand_only_a_leader_admits_and_nobody_under_the_number_of_another() {
+        let mut control = control(1, None);
+        let admit = |node, name: &str| Request::Admit { group: None, node, name: name.to_owned() };
+        let reason = refused(control.answer(admit(3, "gw3")));
+        assert_eq!(reason, "under this backend nobody is admitted by hand");
+        let admitted = Arc::new(Mutex::new(Vec::new()));
+        let to_admit = Arc::clone(&admitted);
+        let note: Admit = Arc::new(move |node, _| to_admit.lock().unwrap().push(node.0));
+        control.groups.values_mut().for_each(|group| group.admit = Some(Arc::clone(&note)));
+        ok(control.answer(admit(3, "gw3")));
+        assert_eq!(refused(control.answer(admit(2, "stranger"))), "node 2 is gw2 already");
+        ok(control.answer(Request::HandOver { group: None, target: None }));
+        assert!(refused(control.answer(admit(4, "gw4"))).starts_with("this gateway does not lead"));
+        // The record may name nobody who could.
+        ok(control.answer(admit(1, "gw1")));
+        assert_eq!(*admitted.lock().unwrap(), [3, 1]);
     }
 
     #[test]

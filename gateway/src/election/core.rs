@@ -73,6 +73,8 @@ pub enum Input<E> {
     Admit(NodeId, NodeName),
     /// Where leadership belongs, seen over all groups. Cores that don't hand over by themselves leave it aside.
     Placed(Place),
+    /// Whether the two gateways have lately made different records of one message: then leadership doesn't move by itself.
+    Differs(bool),
     /// Release what is held and stand no more.
     Close,
 }
@@ -96,6 +98,7 @@ impl Input<Infallible> {
             Self::Pin(pin) => Input::Pin(pin),
             Self::Admit(node, name) => Input::Admit(node, name),
             Self::Placed(place) => Input::Placed(place),
+            Self::Differs(differs) => Input::Differs(differs),
             Self::Close => Input::Close,
         }
     }

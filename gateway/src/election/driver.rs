@@ -272,6 +272,11 @@ impl Election {
         (self.tell)(Input::Placed(place));
     }
 
+    /// Whether the two gateways have lately made different records of one message.
+    pub fn set_differs(&self, differs: bool) {
+        (self.tell)(Input::Differs(differs));
+    }
+
     /// By hand: that gateway may stand.
     pub fn admit(&self, node: NodeId, name: NodeName) {
         (self.tell)(Input::Admit(node, name));

@@ -395,7 +395,7 @@ impl Core for Emergent {
             Input::Close => self.close(now),
             Input::Fitness(fitness) => self.fitness = fitness,
             // Nobody is admitted by hand, and the pair link has no say.
-            Input::Time | Input::Peer { .. } | Input::Admit(..) | Input::Placed(_) => {}
+            Input::Time | Input::Peer { .. } | Input::Admit(..) | Input::Placed(_) | Input::Differs(_) => {}
         }
         self.advance(now);
         std::mem::take(&mut self.outputs)

@@ -121,8 +121,11 @@ pub struct Lease {
     opened: Epoch,
     /// Until when a send may be under way that was checked before the fence closed.
     sends_end: MonoNs,
+    /// Said of the present leadership; what the record says holds for any.
     pin: Option<Pin>,
     place: Place,
+    /// The two gateways make different records.
+    differs: bool,
     obstacle: Option<Obstacle>,
     foreign: Option<String>,
     /// Number of the last swap or question: none is used twice.
@@ -246,6 +249,7 @@ impl Lease {
             sends_end: MonoNs(0),
             pin: None,
             place: Place::default(),
+            differs: false,
             obstacle: None,
             foreign: None,
             numbers: 0,
@@ -592,6 +596,7 @@ impl Core for Lease {
             Input::Drained { positions } => self.on_drained(now, positions),
             Input::Pin(pin) => self.pin = Some(pin),
             Input::Placed(place) => self.place = place,
+            Input::Differs(differs) => self.differs = differs,
             Input::Admit(node, name) => {
                 self.admitted.insert(node, name);
             }
@@ -658,8 +663,7 @@ impl Lease {
 
     /// Whether a gateway publishes what this one does, or something newer.
     fn is_level_with(&self, peer: &PeerState) -> bool {
-        let (theirs, ours) = (peer.configuration, self.config.configuration);
-        (theirs.hash, theirs.output_version) == (ours.hash, ours.output_version) || theirs.revision > ours.revision
+        peer.configuration.may_follow(&self.config.configuration)
     }
 
     /// When a decision will be due.

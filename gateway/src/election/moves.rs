@@ -2,6 +2,8 @@
 
 use mdgw_feeds::time::MonoNs;
 
+use super::fitness::FitnessClass;
+
 /// When leadership moves by itself to a fitter or preferred gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MovesConfig {
@@ -23,9 +25,13 @@ impl MovesConfig {
         Self { tenure_ns, tenure_ns_max: default.tenure_ns_max.max(tenure_ns), ..default }
     }
 
-    /// When a leader may move on that leads since `since`, should move since `worse_from`, and came by so many moves.
+    /// When a leader may move on that leads since `since`, should move since `worse_from`, and came by so many moves. One
+    /// that nobody hears publishes nothing: the first time it moves without having led for long.
     #[must_use]
-    pub fn move_at(&self, since: MonoNs, worse_from: MonoNs, moves: u32) -> MonoNs {
+    pub fn move_at(&self, since: MonoNs, worse_from: MonoNs, moves: u32, class: FitnessClass) -> MonoNs {
+        if class == FitnessClass::OutputUnheard && moves == 0 {
+            return worse_from.plus(self.worse_ns);
+        }
         let factor = 1_u64.checked_shl(moves).unwrap_or(u64::MAX);
         let tenure_ns = self.tenure_ns.saturating_mul(factor).clamp(self.tenure_ns, self.tenure_ns_max);
         worse_from.plus(self.worse_ns).max(since.plus(tenure_ns))
@@ -58,8 +64,17 @@ mod tests {
     fn tenure_doubles_with_each_move_up_to_its_limit() {
         let moves = MovesConfig::default();
         let seconds = [0, 1, 2, 4, 5, 30, 63, 64, u32::MAX]
-            .map(|made| moves.move_at(MonoNs(0), MonoNs(0), made).0 / 1_000_000_000);
+            .map(|made| moves.move_at(MonoNs(0), MonoNs(0), made, FitnessClass::ChannelsBehind).0 / 1_000_000_000);
         assert_eq!(seconds, [10, 20, 40, 160, 300, 300, 300, 300, 300]);
-        assert_eq!(moves.move_at(MonoNs(0), MonoNs(20_000_000_000), 0), MonoNs(20_250_000_000));
+        let late = MonoNs(20_000_000_000);
+        assert_eq!(moves.move_at(MonoNs(0), late, 0, FitnessClass::Fit), MonoNs(20_250_000_000));
+    }
+
+    #[test]
+    fn who_is_not_heard_moves_without_tenure_once() {
+        let moves = MovesConfig::default();
+        let move_at = |made| moves.move_at(MonoNs(0), MonoNs(0), made, FitnessClass::OutputUnheard);
+        assert_eq!(move_at(0), MonoNs(moves.worse_ns));
+        assert_eq!(move_at(1), MonoNs(2 * moves.tenure_ns));
     }
 }

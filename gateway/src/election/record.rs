@@ -80,6 +80,24 @@ pub struct ConfigurationMark {
     pub output_version: u32,
 }
 
+/// A differing configuration stops nobody for good: it stands in the way while a leader that has it runs, and for so many
+/// leases after, so that a gateway with the same configuration comes first.
+pub const DIFFERENCE_PATIENCE_LEASES: u64 = 100;
+
+impl ConfigurationMark {
+    /// Whether both give their output the same names and content.
+    #[must_use]
+    pub fn publishes_as(&self, other: &Self) -> bool {
+        (self.hash, self.output_version) == (other.hash, other.output_version)
+    }
+
+    /// Whether whoever has it may follow a leader with `theirs`: with the same output, or rolled out later.
+    #[must_use]
+    pub fn may_follow(&self, theirs: &Self) -> bool {
+        self.publishes_as(theirs) || self.revision > theirs.revision
+    }
+}
+
 impl Record {
     /// Whether that incarnation of that gateway holds it.
     #[must_use]

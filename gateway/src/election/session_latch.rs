@@ -251,7 +251,8 @@ impl SessionLatch {
             | Input::HandOver(_)
             | Input::Drained { .. }
             | Input::Admit(..)
-            | Input::Placed(_) => {}
+            | Input::Placed(_)
+            | Input::Differs(_) => {}
         }
     }
 

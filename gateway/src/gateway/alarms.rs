@@ -71,6 +71,9 @@ fn tell(channel: &str, name: &str, last: u64, now: u64) {
             )
         }
         "sends_refused" => tracing::warn!(channel, more, "sends that the kernel refused; tried again"),
+        "sends_slow" => {
+            tracing::warn!(channel, more, "sends that took longer than the fence's margin allows for")
+        }
         "book_faults" => tracing::warn!(channel, more, "messages that contradict a book"),
         "drops" => tracing::warn!(channel, more, "packets or messages dropped; the summary says why"),
         _ => {}

@@ -64,6 +64,8 @@ struct GroupWatch {
     told: Option<Standing>,
     told_at: MonoNs,
     class: Option<FitnessClass>,
+    /// Windows that differed, and when one did last.
+    different: (u64, Option<MonoNs>),
 }
 
 /// What is looked at.
@@ -98,11 +100,13 @@ impl ConditionWatch {
         let has_leader = channels.iter().any(|channel| channel.leader_is_heard);
         // Just started, it can't know yet whether somebody leads.
         let is_early = now.since(begun) < around.silence_ns();
+        let windows = around.windows(desk);
+        election.set_differs(watch.differs(windows.different, now));
         let look = JoinLook {
             has_peer: is_early || has_leader,
             channels: channels.iter().map(|channel| (channel.own.ready, channel.theirs)).collect(),
             fitness: (fitness, around.fittest_peer(group)),
-            windows: around.windows(desk),
+            windows,
         };
         let joining = if is_early && !has_leader { watch.join.progress() } else { watch.join.look(&look, now) };
         watch.tell(group, joining, now);
@@ -114,6 +118,14 @@ impl ConditionWatch {
 }
 
 impl GroupWatch {
+    /// Whether a window has differed lately, of `count` so far.
+    fn differs(&mut self, count: u64, now: MonoNs) -> bool {
+        if count > self.different.0 {
+            self.different = (count, Some(now));
+        }
+        self.different.1.is_some_and(|at| now.since(at) < DIFFERS_NS)
+    }
+
     fn tell(&mut self, group: GroupId, joining: JoinProgress, now: MonoNs) {
         let JoinProgress { standing, behind_messages, channels_missing, level_ns } = joining;
         if self.told.replace(standing) != Some(standing) {
@@ -290,6 +302,8 @@ pub(super) fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A difference keeps leadership from moving by itself for so long: an hour, in which somebody will have looked at it.
+const DIFFERS_NS: u64 = 3_600_000_000_000;
 /// Between two lines of the log that tell how far joining has come.
 const TELL_NS: u64 = 1_000_000_000;
 /// The link needs a moment to come up.
@@ -313,6 +327,16 @@ mod tests {
     fn peer(ready: StreamPosition, kept: Option<[u64; 3]>) -> ChannelPositions {
         let kept = kept.map(|kept| kept.map(Sequence)).map(|[from, until, next]| KeptInput { from, until, next });
         ChannelPositions { ready: Some(ready), kept, ..ChannelPositions::default() }
+    }
+
+    #[test]
+    fn a_window_that_differed_counts_for_an_hour() {
+        let mut watch = GroupWatch::default();
+        assert!(!watch.differs(0, MonoNs(5)));
+        assert!(watch.differs(1, MonoNs(10)));
+        assert!(watch.differs(1, MonoNs(9 + DIFFERS_NS)));
+        assert!(!watch.differs(1, MonoNs(10 + DIFFERS_NS)));
+        assert!(watch.differs(2, MonoNs(10 + DIFFERS_NS)));
     }
 
     #[test]

@@ -313,7 +313,7 @@ impl<'c> Wiring<'c> {
             outputs: self.output_indices(output),
             heartbeat_ns: output.map_or(HEARTBEAT_NS, |output| output.heartbeat_ns),
             tail_packets_per_s: (TAIL_PACKETS_PER_S / of_group.max(1)).max(1),
-            send_ns_max: SEND_NS_MAX,
+            send_ns_max: self.config.election.as_ref().map_or(SEND_NS_MAX, |election| election.timing.send_ns_max),
             log_directory,
         };
         let publisher = Publisher::new(publisher, &sink, words);
@@ -583,7 +583,7 @@ const PEER_ATTEMPTS_TO_JOIN_MAX: u16 = 300;
 const HOLE_NS_MAX: u64 = 500_000_000;
 /// The floor of a takeover's tail for a whole group: see the publisher.
 const TAIL_PACKETS_PER_S: u64 = 20_000;
-/// Half of the fence's default margin.
+/// Of a gateway that stands alone: half of the fence's default margin.
 const SEND_NS_MAX: u64 = 10_000_000;
 
 // The recovery line is one of a channel's lines.

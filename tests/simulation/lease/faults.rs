@@ -67,6 +67,20 @@ impl Faults {
     /// A store that is hard to reach, so that leaders live on promises.
     pub(crate) const NO_STORE: Self =
         Self { kinds: &[Fault::StoreDown, Fault::CutToStore, Fault::CutFromStore, Fault::Pause], ..Self::STORM };
+    /// Clocks that are slewed as far as a time daemon goes.
+    pub(crate) const SLEWS: Self = Self {
+        kinds: &[
+            Fault::Slew,
+            Fault::Slew,
+            Fault::Slew,
+            Fault::Kill,
+            Fault::Pause,
+            Fault::CutToStore,
+            Fault::CutFromStore,
+            Fault::HandOver,
+        ],
+        ..Self::STORM
+    };
     pub(crate) const RESTORES: Self = Self {
         kinds: &[
             Fault::Kill,
@@ -99,10 +113,15 @@ pub(crate) enum Fault {
     /// It gives up leadership and is started again.
     Close,
     StoreDown,
+    /// Its clock is slewed, one way or the other.
+    Slew,
     /// The store is backed up; restored.
     BackUp,
     Restore,
 }
+
+/// What chrony does at most, about.
+const SLEW_PPM: i64 = 80_000;
 
 impl World {
     pub(super) fn random_fault(&mut self) {
@@ -138,6 +157,11 @@ impl World {
                 self.after(lasts_ns, Event::Restart(gateway));
             }
             Fault::StoreDown => self.store_down(lasts_ns),
+            Fault::Slew => {
+                let slew_ppm = if self.random.chance(0.5) { SLEW_PPM } else { -SLEW_PPM };
+                self.slew(gateway, slew_ppm);
+                self.after(lasts_ns, Event::SlewEnds(gateway));
+            }
             Fault::BackUp => self.back_up(),
             Fault::Restore => self.restore(lasts_ns),
         }

@@ -37,6 +37,8 @@ pub(crate) struct Setup {
     pub(crate) epochs_heard: bool,
     /// Packets carry their epoch, so that receivers can drop old ones.
     pub(crate) receivers_fence: bool,
+    /// Gateways read how their clocks are slewed.
+    pub(crate) clock_rates_read: bool,
 }
 
 /// What must not happen.
@@ -91,7 +93,11 @@ pub(crate) struct Swap {
 pub(super) struct Gateway {
     pub(super) core: Option<Box<Lease>>,
     pub(super) incarnation: u64,
+    /// How its clock goes if nobody corrects it, and by how much it is being slewed.
     rate_ppm: i64,
+    slew_ppm: i64,
+    /// It knows of a slew.
+    knows_slew: bool,
     offset_ns: u64,
     pub(super) paused: bool,
     /// It was told to close, and is to be started anew.
@@ -129,6 +135,7 @@ pub(super) enum Event {
     StoreUp,
     Resume { gateway: usize, incarnation: u64 },
     Restart(usize),
+    SlewEnds(usize),
 }
 
 struct Scheduled {
@@ -150,6 +157,8 @@ impl World {
                 core: None,
                 incarnation: 0,
                 rate_ppm: signed(random.below(2 * rate_max + 1)) - signed(rate_max),
+                slew_ppm: 0,
+                knows_slew: false,
                 offset_ns: span_ns + random.below(span_ns),
                 paused: false,
                 closes: false,
@@ -265,14 +274,17 @@ impl World {
                 }
             }
             Event::Restart(gateway) => self.restart(gateway),
+            // A slew that came and went while its process was stopped is not seen: the margin pays for it.
+            Event::SlewEnds(gateway) if self.gateways[gateway].paused => self.after(MS, Event::SlewEnds(gateway)),
+            Event::SlewEnds(gateway) => self.slew(gateway, 0),
         }
     }
 
     // ---- clocks ----
 
     pub(super) fn local(&self, gateway: usize) -> MonoNs {
-        let Gateway { rate_ppm, offset_ns, .. } = self.gateways[gateway];
-        let drift_ns = i128::from(self.now_ns) * i128::from(rate_ppm) / 1_000_000;
+        let Gateway { rate_ppm, slew_ppm, offset_ns, .. } = self.gateways[gateway];
+        let drift_ns = i128::from(self.now_ns) * i128::from(rate_ppm + slew_ppm) / 1_000_000;
         let local = i128::from(offset_ns) + i128::from(self.now_ns) + drift_ns;
         MonoNs(u64::try_from(local).expect("time fits"))
     }
@@ -280,8 +292,30 @@ impl World {
     /// How much true time passes until a gateway's clock shows `local`.
     fn until_local(&self, gateway: usize, local: MonoNs) -> u64 {
         let left = i128::from(local.since(self.local(gateway)));
-        let true_ns = left * 1_000_000 / (1_000_000 + i128::from(self.gateways[gateway].rate_ppm));
+        let Gateway { rate_ppm, slew_ppm, .. } = self.gateways[gateway];
+        let true_ns = left * 1_000_000 / (1_000_000 + i128::from(rate_ppm + slew_ppm));
         u64::try_from(true_ns).expect("time fits") + u64::from(left > 0)
+    }
+
+    /// From now on its clock goes so much faster, without a step.
+    pub(super) fn slew(&mut self, number: usize, slew_ppm: i64) {
+        let shown = self.local(number);
+        self.gateways[number].slew_ppm = slew_ppm;
+        let (ahead, behind) = (self.local(number).since(shown), shown.since(self.local(number)));
+        let gateway = &mut self.gateways[number];
+        gateway.offset_ns = gateway.offset_ns + behind - ahead;
+        if gateway.core.is_some() && !gateway.paused {
+            self.wake_later(number);
+        }
+    }
+
+    /// What the election thread reads of its clock before it decides anything.
+    fn clock_rate(&mut self, gateway: usize) -> Option<Input<RegisterEvent>> {
+        let Gateway { slew_ppm, knows_slew, .. } = &mut self.gateways[gateway];
+        let is_news = *slew_ppm != 0 || *knows_slew;
+        *knows_slew = *slew_ppm != 0;
+        let error_ppm = u32::try_from(slew_ppm.unsigned_abs()).expect("slews are small");
+        (is_news && self.setup.clock_rates_read).then_some(Input::ClockRate { error_ppm })
     }
 
     // ---- the election thread ----
@@ -457,6 +491,11 @@ impl World {
 
     /// Tells the others how it is, as every election thread does twice per renewal period.
     fn tell_state(&mut self, from: usize) {
+        if !self.gateways[from].paused
+            && let Some(rate) = self.clock_rate(from)
+        {
+            self.tell(from, Some(rate));
+        }
         let now = self.local(from);
         let Gateway { core, paused, .. } = &self.gateways[from];
         let state = core.as_ref().filter(|_| !paused).map(|core| core.peer_state(now));
@@ -524,7 +563,8 @@ impl World {
         while let Some(input) = self.gateways[number].unread.pop_front() {
             self.step(number, input);
         }
-        self.tell(number, None);
+        let rate = self.clock_rate(number);
+        self.tell(number, rate);
     }
 
     /// Nothing fails any more, and everything that had comes back.

@@ -71,7 +71,7 @@ impl Case {
 const ETCD: Backend = Backend::Store(Store::Etcd);
 
 /// All of them.
-pub const CASES: [Case; 37] = {
+pub const CASES: [Case; 42] = {
     use Backend::Quorum;
     use Wanted::{NothingMoves, OtherLeads, SomebodyLeads};
     [
@@ -183,6 +183,29 @@ pub const CASES: [Case; 37] = {
             network::cut_from_grantors(world, network::Way::Both)
         })
         .over(Quorum),
+        Case::new("cut-to-witness", "the witness does not hear the leader, for 2 s", NothingMoves, |world, _| {
+            network::cut_from_grantors(world, network::Way::From)
+        })
+        .over(Quorum),
+        Case::new("cut-from-witness", "the leader does not hear the witness, for 2 s", NothingMoves, |world, _| {
+            network::cut_from_grantors(world, network::Way::To)
+        })
+        .over(Quorum),
+        Case::new("standby-cut-witness", "the standby is cut off from the witness, for 2 s", NothingMoves, |world, _| {
+            network::cut_standby_from_grantors(world, network::Way::Both)
+        })
+        .over(Quorum),
+        Case::new("standby-cut-store", "the standby is cut off from the store, for 2 s", NothingMoves, |world, _| {
+            network::cut_standby_from_grantors(world, network::Way::Both)
+        })
+        .over(ETCD),
+        Case::new(
+            "standby-deaf-store",
+            "the standby does not hear the store, for 2 s",
+            NothingMoves,
+            |world, _| network::cut_standby_from_grantors(world, network::Way::To),
+        )
+        .over(ETCD),
         Case::new("cut-store", "the leader is cut off from the store, for 2 s", NothingMoves, |world, _| {
             network::cut_from_grantors(world, network::Way::Both)
         })

@@ -241,6 +241,8 @@ pub struct Judged {
     pub deaths_ns: BTreeSet<u64>,
     /// When a sentinel noticed its gateway's death, ns since 1970 UTC, by what it said.
     pub noticed_ns: BTreeSet<u64>,
+    /// What gateways and sentinels warned of.
+    pub warnings: Vec<String>,
 }
 
 /// What gateways and sentinels wrote down.
@@ -272,6 +274,13 @@ impl Judged {
             gained_ns: events(records.audits, "gained").collect(),
             deaths_ns: events(records.audits, "died").map(|(_, time_ns)| time_ns).collect(),
             noticed_ns: records.said.iter().flat_map(|said| noticed(said)).collect(),
+            warnings: records
+                .said
+                .iter()
+                .flat_map(|said| said.lines())
+                .filter(|line| is_warning(line))
+                .map(str::to_owned)
+                .collect(),
             received,
         }
     }
@@ -385,6 +394,10 @@ fn events(audits: &[String], kind: &'static str) -> impl Iterator<Item = (Epoch,
         let node = u8::try_from(number(&entry["epoch_node"])).unwrap_or_default();
         (Epoch::new(number(&entry["epoch_count"]), node), number(&entry["time_ns"]))
     })
+}
+
+fn is_warning(line: &str) -> bool {
+    line.contains(" WARN ") || line.contains(" ERROR ")
 }
 
 /// When the sentinel that said this noticed a death.

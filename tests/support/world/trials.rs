@@ -56,6 +56,8 @@ pub struct Trials {
     fenced: u64,
     /// Changes that no blow caused: for how long nothing was said, and the longest stall of a core during and before it, ns.
     besides: Vec<(u64, u64)>,
+    /// What was warned of on days with such a change.
+    warnings: Vec<String>,
     /// Longest silence during a blow that must change nothing, and as long before it without one, ns.
     calm: Vec<(u64, u64)>,
     /// Days that could not be played to their end, and why.
@@ -91,7 +93,11 @@ impl Trials {
         let besides =
             |all: &Vec<Change>| -> Vec<Change> { all.iter().copied().filter(|change| !is_wanted(change)).collect() };
         let most = judged.changes.iter().map(besides).max_by_key(Vec::len);
-        self.besides.extend(most.into_iter().flatten().map(|change| {
+        let most = most.unwrap_or_default();
+        if !most.is_empty() {
+            self.warnings.extend_from_slice(&judged.warnings);
+        }
+        self.besides.extend(most.iter().map(|change| {
             let from_ns = change.last_old_ns.saturating_sub(BEFORE_NS);
             (change.silence_ns(), stalls.worst_ns(from_ns, change.first_content_ns))
         }));
@@ -177,6 +183,9 @@ impl Trials {
              not as wanted: {}; inside a message: {}; late packets of an old epoch: {}",
             self.overlaps, self.broken, self.unwanted, self.inside, self.fenced
         );
+        for warning in &self.warnings {
+            let _ = writeln!(text, "on a day with a change besides: {warning}");
+        }
         for why in &self.broken_off {
             let _ = writeln!(text, "a day broke off: {why}");
         }

@@ -95,6 +95,7 @@ where
             let wake_at = self.wake_at(now);
             match self.inbox.recv_timeout(Duration::from_nanos(wake_at.since(now))) {
                 Ok(input) => {
+                    self.note_stall(mono_now().since(wake_at));
                     self.take(input);
                     // All that has come is known before anything is decided.
                     while let Ok(input) = self.inbox.try_recv() {
@@ -222,8 +223,11 @@ where
         self.shared.change(|state| state.view = view);
     }
 
-    /// How late it woke.
+    /// How late it woke, whatever woke it; 0: in time.
     fn note_stall(&mut self, stall_ns: u64) {
+        if stall_ns == 0 {
+            return;
+        }
         self.stalls.saturating_record(stall_ns);
         let is_alarming = stall_ns > self.options.timing.margin_ns / 2;
         if is_alarming {

@@ -10,7 +10,7 @@ use crate::election::{
     fitness::{FitnessClass, Standing},
     identity::{NodeId, NodeName},
     peer::{DeathNotice, PeerMessage, Question},
-    record::{ConfigurationMark, PeerStamp, Record},
+    record::{ConfigurationMark, DIFFERENCE_PATIENCE_LEASES, PeerStamp, Record},
 };
 
 impl Lease {
@@ -90,7 +90,7 @@ impl Lease {
                 // Of who knows that nobody holds it.
                 let at_once = || settled.plus(wait_ns).max(learned).max(self.heir_ends(record).unwrap_or_default());
                 if self.differs_from(record).is_some() {
-                    learned.plus(wait_ns.saturating_mul(DIFFERENCE_PATIENCE))
+                    learned.plus(wait_ns.saturating_mul(DIFFERENCE_PATIENCE_LEASES))
                 } else if record.holder.is_none() {
                     at_once()
                 } else if self.is_dead(record) {
@@ -147,9 +147,8 @@ impl Lease {
 
     /// The record's configuration, if this gateway would publish something else under the same or an older revision.
     fn differs_from(&self, record: &Record) -> Option<ConfigurationMark> {
-        let (theirs, ours) = (record.configuration, self.config.configuration);
-        let is_same = (theirs.hash, theirs.output_version) == (ours.hash, ours.output_version);
-        (!is_same && ours.revision <= theirs.revision).then_some(theirs)
+        let theirs = record.configuration;
+        (!self.config.configuration.may_follow(&theirs)).then_some(theirs)
     }
 
     /// How many of the others are to be let first: those known to stand that are fitter, or as fit and meant to follow or
@@ -240,7 +239,3 @@ impl Lease {
         self.say(Output::Peer { to: holder, message });
     }
 }
-
-/// A record of a differing configuration stops nobody for good: it stands in the way while its leader runs, and for so
-/// many leases after, so that a gateway with the same configuration comes first.
-const DIFFERENCE_PATIENCE: u64 = 100;

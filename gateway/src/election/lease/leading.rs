@@ -127,6 +127,7 @@ impl Lease {
     /// Leadership ends without anything to give away.
     pub(super) fn end_leadership(&mut self, now: MonoNs, reason: CloseReason) {
         let Some(epoch) = self.leading_epoch() else { return };
+        self.pin = None;
         self.phase = Phase::Candidate;
         self.sends_end = now.plus(self.config.timing.send_ns_max);
         // Nothing of the old leadership is revived: the own record is waited for like any other.
@@ -137,6 +138,7 @@ impl Lease {
     /// Closes the fence and goes on to give the record away, or to take it anew.
     pub(super) fn leave(&mut self, now: MonoNs, reason: CloseReason, way: Way, deadline: MonoNs) {
         let Some(epoch) = self.leading_epoch() else { return };
+        self.pin = self.pin.filter(|_| way == Way::Reopen);
         self.sends_end = now.plus(self.config.timing.send_ns_max);
         self.say(Output::Close { epoch, reason });
         let drained = match way {
@@ -176,14 +178,14 @@ impl Lease {
 
     fn move_at(&self, leadership: &Leadership, worse_from: MonoNs) -> MonoNs {
         let moves = self.knowledge.record().map_or(0, |record| record.moves);
-        self.config.moves.move_at(leadership.since, worse_from, moves)
+        self.config.moves.move_at(leadership.since, worse_from, moves, self.fitness.class())
     }
 
     /// Who should lead instead: a class fitter, or as fit and preferred.
     fn better_peer(&self, now: MonoNs) -> Option<NodeId> {
         let pinned = self.knowledge.record().is_some_and(|record| record.pinned);
         let is_free = self.pin.map_or(!pinned, |pin| pin == Pin::Free);
-        if !is_free || self.doubtful_from.is_some() || self.closing {
+        if !is_free || self.differs || self.doubtful_from.is_some() || self.closing {
             return None;
         }
         let best = self.fittest_peer(now)?;

@@ -789,15 +789,43 @@ fn offered_after_ms(leader: &mut Desk, peer: Fitness) -> Option<u64> {
 }
 
 #[test]
-fn who_is_worse_by_a_class_hands_over_after_its_tenure_unless_pinned() {
-    for (pin, offers) in [(Pin::Free, true), (Pin::Pinned, false)] {
+fn who_is_worse_by_a_class_hands_over_after_its_tenure_unless_pinned_or_different() {
+    for (said, offers) in [
+        (Input::Pin(Pin::Free), true),
+        (Input::Pin(Pin::Pinned), false),
+        (Input::Differs(false), true),
+        (Input::Differs(true), false),
+    ] {
         let mut leader = Desk::leading(1);
-        leader.say(Input::Pin(pin));
+        leader.say(said);
         leader.say(Input::Fitness(Fitness { channels_failed: 1, ..Fitness::default() }));
         let offered = offered_after_ms(&mut leader, Fitness::default());
         assert_eq!(offered.is_some(), offers);
         assert!(offered.is_none_or(|ms| ms >= 9_900), "{offered:?}");
     }
+}
+
+#[test]
+fn who_is_not_heard_hands_over_before_its_tenure_ends() {
+    let mut leader = Desk::leading(1);
+    leader.say(Input::Fitness(Fitness { output_unheard: true, ..Fitness::default() }));
+    let offered = offered_after_ms(&mut leader, Fitness::default());
+    assert!(offered.is_some_and(|ms| (240..400).contains(&ms)), "{offered:?}");
+}
+
+#[test]
+fn a_pin_goes_with_the_record() {
+    let mut leader = Desk::leading(1);
+    leader.say(Input::Pin(Pin::Pinned));
+    leader.run(50 * MS);
+    let record = leader.stored.clone().unwrap().record;
+    assert!(record.pinned);
+    // Another leads, and is told otherwise.
+    leader.put(Record { epoch: Epoch::new(9, 2), holder: Some(member(2, 1)), pinned: false, ..record });
+    leader.changed();
+    leader.run(2 * WAIT_NS + 50 * MS);
+    let record = leader.stored.clone().unwrap().record;
+    assert!(record.is_held_by(&member(1, 1)) && !record.pinned, "{record:?}");
 }
 
 #[test]

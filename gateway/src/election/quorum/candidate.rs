@@ -26,7 +26,7 @@ use crate::election::{
     fitness::{Fitness, Standing},
     identity::{Member, NodeId, NodeName, next_epoch},
     peer::{PeerMessage, PeerState},
-    record::{ConfigurationMark, PeerStamp},
+    record::{ConfigurationMark, DIFFERENCE_PATIENCE_LEASES, PeerStamp},
     timing::LeaseTiming,
 };
 
@@ -114,6 +114,10 @@ pub struct Candidate {
     clock_error_ppm: u32,
     pin: Pin,
     place: Place,
+    /// The two gateways make different records.
+    differs: bool,
+    /// What the others publish, and when they last said so.
+    configurations: BTreeMap<NodeId, (ConfigurationMark, MonoNs)>,
     /// How much longer it waits than another that is meant to follow, ns.
     deference_ns: u64,
     /// `None`: a leader stays.
@@ -167,6 +171,8 @@ impl Candidate {
             clock_error_ppm: 0,
             pin: Pin::default(),
             place: Place::default(),
+            differs: false,
+            configurations: BTreeMap::new(),
             deference_ns: 0,
             mobility: None,
             told_obstacle: None,
@@ -199,6 +205,7 @@ impl Candidate {
                 if let PeerMessage::State(state) = message
                     && state.member.node == from
                 {
+                    self.configurations.insert(from, (state.configuration, now));
                     self.voter.hear(now, from, state.fitness, state.standing);
                 }
             }
@@ -229,6 +236,7 @@ impl Candidate {
             Input::Drained { positions } => self.on_drained(now, positions, outputs),
             Input::Pin(pin) => self.pin = pin,
             Input::Placed(place) => self.place = place,
+            Input::Differs(differs) => self.differs = differs,
             Input::Close => self.on_close(now, outputs),
         }
     }
@@ -387,10 +395,12 @@ impl Candidate {
         self.config.voters.len() / 2 + 1
     }
 
-    /// Drops what no answer can change any more.
+    /// Drops what no answer can change any more, and what was said so long ago that it stands in nobody's way.
     fn forget(&mut self, now: MonoNs) {
         let keep_ns = self.config.timing.lease_ns;
         self.sent.retain(|_, sent| now.since(sent.at) < keep_ns);
+        let patience_ns = self.config.timing.wait_ns().saturating_mul(DIFFERENCE_PATIENCE_LEASES);
+        self.configurations.retain(|_, (_, said)| now.since(*said) < patience_ns);
     }
 }
 
@@ -483,6 +493,18 @@ impl Candidate {
         let node = NodeId::of(epoch);
         let name = self.config.candidates.get(&node)?.clone();
         (node != self.node()).then_some((epoch, Member { node, name, incarnation }))
+    }
+
+    /// What the leader publishes, if this gateway would publish something else under the same or an older revision.
+    fn differs_from_leader(&self) -> Option<ConfigurationMark> {
+        let (_, leader) = self.leader().filter(|(_, leader)| leader.node != self.node())?;
+        let (theirs, _) = self.configurations.get(&leader.node)?;
+        (!self.config.configuration.may_follow(theirs)).then_some(*theirs)
+    }
+
+    /// Whether that gateway may be handed the lead; one that has not said what it publishes may.
+    fn may_be_followed_by(&self, node: NodeId) -> bool {
+        self.configurations.get(&node).is_none_or(|(theirs, _)| theirs.may_follow(&self.config.configuration))
     }
 
     fn tell_connection(&mut self, now: MonoNs, outputs: &mut Outputs) {

@@ -90,26 +90,31 @@ pub(super) fn cut_from_grantors(world: &mut World, way: Way) -> Blow {
     cut_in_calm(world, leader, &grantors, way)
 }
 
-fn cut_in_calm(world: &mut World, leader: u8, others: &[Host], way: Way) -> Blow {
+pub(super) fn cut_standby_from_grantors(world: &mut World, way: Way) -> Blow {
+    let (standby, grantors) = (3 - world.leader(), world.grantors());
+    cut_in_calm(world, standby, &grantors, way)
+}
+
+fn cut_in_calm(world: &mut World, gateway: u8, others: &[Host], way: Way) -> Blow {
     let blow = calm(world, CUT, |world, is_begin| {
         if is_begin {
-            cut(world, leader, others, way);
+            cut(world, gateway, others, way);
         } else {
             world.switch.heal();
         }
     });
-    world.wait_until_stands(3 - leader);
+    world.wait_until_stands(3 - world.leader());
     blow
 }
 
-fn cut(world: &World, leader: u8, others: &[Host], way: Way) {
-    let leader = world.host(leader);
+fn cut(world: &World, gateway: u8, others: &[Host], way: Way) {
+    let gateway = world.host(gateway);
     for other in others {
         if way != Way::To {
-            world.switch.cut(leader, other);
+            world.switch.cut(gateway, other);
         }
         if way != Way::From {
-            world.switch.cut(other, leader);
+            world.switch.cut(other, gateway);
         }
     }
 }

@@ -20,6 +20,9 @@ impl Candidate {
         let Some(chosen) = chosen else {
             return outputs.push(failed(target, "no other gateway that stands is known"));
         };
+        if !self.may_be_followed_by(chosen) {
+            return outputs.push(failed(Some(chosen), "it publishes something else"));
+        }
         let Some(to) = next_epoch(chosen, [self.known]) else {
             return outputs.push(failed(Some(chosen), "all epochs are used up"));
         };
@@ -90,6 +93,8 @@ impl Candidate {
             return outputs.push(Output::Notice(Notice::HandOverFailed { target: Some(preparing.target), why }));
         };
         let from = lead.epoch;
+        // What was said of this leadership holds for no later one.
+        self.pin = Pin::Free;
         outputs.extend([Output::Close { epoch: from, reason: CloseReason::HandedOver }, Output::Drain]);
         self.phase = Phase::Moving(Move {
             from,

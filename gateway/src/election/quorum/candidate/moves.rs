@@ -29,14 +29,14 @@ impl Candidate {
 
     pub(super) fn moves_turn(&mut self, now: MonoNs, outputs: &mut Outputs) {
         let Some(Mobility { config, .. }) = self.mobility else { return };
-        let target = self.better_peer(now);
+        let (target, class) = (self.better_peer(now), self.fitness.class());
         let Phase::Leading(Lead { tenure: Some(tenure), preparing, .. }) = &mut self.phase else { return };
         if target.is_none() {
             tenure.worse_from = None;
             return;
         }
         let worse_from = *tenure.worse_from.get_or_insert(now);
-        if preparing.is_none() && now >= config.move_at(tenure.since, worse_from, tenure.moves) {
+        if preparing.is_none() && now >= config.move_at(tenure.since, worse_from, tenure.moves, class) {
             // If nothing comes of it, there is time before the next.
             tenure.worse_from = Some(now);
             let moves = self.moves_made(now).saturating_add(1);
@@ -48,7 +48,7 @@ impl Candidate {
     pub(super) fn moves_turn_at(&self, lead: &Lead) -> Option<MonoNs> {
         let (mobility, tenure) = (self.mobility?, lead.tenure?);
         let worse_from = tenure.worse_from.filter(|_| lead.preparing.is_none())?;
-        Some(mobility.config.move_at(tenure.since, worse_from, tenure.moves))
+        Some(mobility.config.move_at(tenure.since, worse_from, tenure.moves, self.fitness.class()))
     }
 
     /// How many moves there were not long ago.
@@ -64,7 +64,7 @@ impl Candidate {
     /// Who should lead instead: a class fitter, or as fit and at home.
     fn better_peer(&self, now: MonoNs) -> Option<NodeId> {
         let is_sure = matches!(self.connection, ConnectionState::Connected | ConnectionState::Reconnected);
-        if self.pin == Pin::Pinned || !is_sure {
+        if self.pin == Pin::Pinned || self.differs || !is_sure {
             return None;
         }
         let home = self.home();
@@ -82,7 +82,7 @@ impl Candidate {
 
     fn standing_peers(&self, now: MonoNs) -> impl Iterator<Item = (NodeId, Fitness)> {
         let others = self.voter.standing(now, self.node(), self.fresh_ns());
-        others.filter(|(node, _)| self.config.candidates.contains_key(node))
+        others.filter(|(node, _)| self.config.candidates.contains_key(node) && self.may_be_followed_by(*node))
     }
 
     /// Whoever was heard within this time is there.

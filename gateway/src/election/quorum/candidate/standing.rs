@@ -61,7 +61,8 @@ impl Candidate {
         } else if next_epoch(self.node(), [self.known]).is_none() {
             Some(Obstacle::EpochsUsedUp)
         } else {
-            None
+            let ours = self.config.configuration;
+            self.differs_from_leader().map(|theirs| Obstacle::Configuration { theirs, ours })
         }
     }
 
