@@ -37,7 +37,7 @@ use self::{content::Contents, epochs::Intervals, finding::Findings, receiver::Re
 pub use self::{
     finding::{Finding, Place, Promise},
     rows::{RowError, RowsVerifier},
-    verdict::{ChannelVerdict, EpochVerdict, Times, Verdict},
+    verdict::{Bucket, ChannelVerdict, EpochVerdict, Lacking, Shortfall, Times, Verdict},
 };
 
 /// What is judged, and how.

@@ -70,6 +70,7 @@ fn each_kind_of_damage_is_found() {
         ),
         // Under the epoch before: its count is one lower.
         (edited(|bytes| bytes[17] -= 1), "one publisher at a time"),
+        (edited(|bytes| bytes[17] -= 1), "epochs never went back"),
     ] {
         let ended = judged(&damaged).with_code(1);
         assert!(ended.json()["broken"][promise].as_u64().unwrap() > 0, "{promise}: {}", ended.stdout);
@@ -91,6 +92,9 @@ fn receivers_that_delivered_the_same_agree_and_one_that_did_not_is_found() {
     fs::write(&paths[1], &outputs[1]).unwrap();
     let _ = verify(&[&paths[0], &paths[1]], &[]).with_code(0);
     let lines: Vec<&str> = outputs[1].lines().collect();
+    fs::write(&paths[1], lines[..lines.len() - 7].join("\n")).unwrap();
+    let ended = verify(&[&paths[0], &paths[1]], &[]).with_code(0);
+    assert!(ended.stdout.contains("two.jsonl ends 7 records before others"), "{}", ended.stdout);
     fs::write(&paths[1], [&lines[..100], &lines[101..]].concat().join("\n")).unwrap();
     let ended = verify(&[&paths[0], &paths[1]], &[]).with_code(1);
     assert!(ended.stdout.contains("was not delivered here"), "{}", ended.stdout);
@@ -109,6 +113,10 @@ fn what_cannot_be_judged_is_2() {
     let ended = verify(&[&path], &[]).with_code(2);
     assert!(ended.stderr.contains("at byte "), "{}", ended.stderr);
     let _ = verify(&[Path::new("/nowhere.pcap")], &[]).with_code(2);
+    let rows = folder.path().join("rows.jsonl");
+    fs::write(&rows, "{}\n").unwrap();
+    let ended = verify(&[&rows], &["--group", "9"]).with_code(2);
+    assert!(ended.stderr.contains("--group is for captures"), "{}", ended.stderr);
 }
 
 /// A capture of two lives of one gateway: the first one ends by a signal that leaves it no time.

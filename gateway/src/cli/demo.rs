@@ -35,7 +35,8 @@ without any loss. Exit code 0: the same; 1: something was lost or wrong.
 
 With --pair, two gateways run as processes of their own; whichever leads is asked to hand over, then stopped until the \
 other one has taken over, then killed and started again, in turn; each time until it stands for election again. What \
-was published is judged as `mdgw ha verify` does. Exit code 1: anything was lost, doubled or fenced wrongly.
+was published is judged as `mdgw ha verify` does. Exit code 1: anything was lost, doubled or fenced wrongly, or the day \
+was over before anybody was struck.
 
 Examples:
   mdgw demo

@@ -1,6 +1,7 @@
 //! `mdgw ha`: tools for the hot-standby pair.
 
 mod control;
+mod drill;
 mod verify;
 
 use super::Outcome;
@@ -36,7 +37,7 @@ enum Tool {
     Admit(control::AdmitArgs),
     /// Hand over to the other gateway and back, and tell how long each took.
     #[command(after_help = "Examples:\n  mdgw ha drill --socket /run/mdgw/a --peer /run/mdgw/b")]
-    Drill(control::DrillArgs),
+    Drill(drill::Args),
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
@@ -48,6 +49,6 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
         Tool::Pin(args) => control::set_pin(args, true),
         Tool::Unpin(args) => control::set_pin(args, false),
         Tool::Admit(args) => control::admit(args),
-        Tool::Drill(args) => control::drill(args),
+        Tool::Drill(args) => drill::run(args),
     }
 }

@@ -156,9 +156,52 @@ fn explain_election(config: &Resolved, out: &mut impl Write) -> fmt::Result {
     let Some(election) = &config.election else {
         return writeln!(out, "\nelection     none: this gateway publishes whenever it runs");
     };
-    let ElectionConfig { timing, .. } = election;
     let by = explain_backend(&election.backend);
     writeln!(out, "\nelection     as {} (node {}), {by}, one for each group", election.name, config.gateway.node)?;
+    match election.backend.session_ns() {
+        Some(session_ns) => explain_session(election, session_ns, out)?,
+        None => explain_lease(election, out)?,
+    }
+    let peers: Vec<String> = election.peers.iter().map(|peer| format!("{} (node {})", peer.name, peer.node)).collect();
+    let preferred = election.preferred.map_or_else(String::new, |node| format!("; preferred: node {node}"));
+    writeln!(out, "  with       {}{preferred}", if peers.is_empty() { "nobody".to_owned() } else { peers.join(", ") })?;
+    explain_groups(config, election, out)?;
+    match &election.link {
+        Some(link) => {
+            let peers: Vec<String> = link.peers.iter().map(|peer| peer.address.to_string()).collect();
+            write!(out, "  link       {} to {}; sentinel: {}", link.listen, peers.join(", "), link.sentinel)?;
+            match link.hang_limit_ns {
+                Some(limit_ns) => writeln!(out, ", kills a leader that hangs for {}", Nanoseconds(limit_ns))?,
+                None => writeln!(out)?,
+            }
+            let kept = Bytes(link.history_bytes as u64);
+            writeln!(
+                out,
+                "  history    {kept} of each channel's input: what another gateway lost, and what comes while it copies a state"
+            )?;
+        }
+        None if election.backend.session_ns().is_some() => writeln!(out, "  link       none: no notices of death")?,
+        None => writeln!(out, "  link       none: no hand-over, no promises")?,
+    }
+    let kernel = if election.kernel_fence {
+        "refuses what is sent past the deadline, also by a process that was stopped (kernel_fence)"
+    } else {
+        "no fence: what a stopped process sends late is left to receivers, which drop lower epochs"
+    };
+    writeln!(out, "  kernel     {kernel}")?;
+    let place = election.core.map_or_else(|| "any core".to_owned(), |core| format!("core {core}"));
+    write!(out, "  thread     on {place}")?;
+    match election.priority {
+        Some(priority) => writeln!(out, ", SCHED_FIFO {priority}")?,
+        None => writeln!(out)?,
+    }
+    let mark = config.output_mark();
+    writeln!(out, "  revision   {}, output {:016x}", mark.revision, mark.hash)
+}
+
+/// How long a leader may send, and when another follows.
+fn explain_lease(election: &ElectionConfig, out: &mut impl Write) -> fmt::Result {
+    let ElectionConfig { timing, .. } = election;
     writeln!(
         out,
         "  lease      {}, renewed every {}; stops {} before others may begin",
@@ -183,45 +226,39 @@ fn explain_election(config: &Resolved, out: &mut impl Write) -> fmt::Result {
         Nanoseconds(least_ns),
         Nanoseconds(most_ns)
     )?;
+    let doubt = match (election.on_suspended, &election.backend) {
+        (OnSuspended::Stop, _) => "stops at once",
+        (OnSuspended::Hold, Backend::Quorum(_) | Backend::Emergent(_)) => "publishes on until the lease runs out",
+        (OnSuspended::Hold, _) => "publishes on until the lease runs out, or while all others promise not to take over",
+    };
+    writeln!(out, "  in doubt   {doubt}")
+}
+
+/// The same where places in a line are kept by sessions.
+fn explain_session(election: &ElectionConfig, session_ns: u64, out: &mut impl Write) -> fmt::Result {
+    let ElectionConfig { timing, .. } = election;
+    let session = Nanoseconds(session_ns);
+    writeln!(
+        out,
+        "  session    {session}, or what the ensemble grants; a leader writes every {}",
+        Nanoseconds(timing.renew_ns)
+    )?;
+    writeln!(
+        out,
+        "  deadline   sending of the last write that was answered + two thirds of the session - margin {}: about {} ms",
+        Nanoseconds(timing.margin_ns),
+        timing.session_span_ns(session_ns) / 1_000_000
+    )?;
+    writeln!(
+        out,
+        "  takes over when the ensemble has ended the session, {session} or more after it last heard of it, and a swap; \
+         at once after a release or a notice of death"
+    )?;
     let doubt = match election.on_suspended {
-        OnSuspended::Hold => "publishes on until the lease runs out, or while all others promise not to take over",
+        OnSuspended::Hold => "publishes on until the deadline",
         OnSuspended::Stop => "stops at once",
     };
-    writeln!(out, "  in doubt   {doubt}")?;
-    let peers: Vec<String> = election.peers.iter().map(|peer| format!("{} (node {})", peer.name, peer.node)).collect();
-    let preferred = election.preferred.map_or_else(String::new, |node| format!("; preferred: node {node}"));
-    writeln!(out, "  with       {}{preferred}", if peers.is_empty() { "nobody".to_owned() } else { peers.join(", ") })?;
-    explain_groups(config, election, out)?;
-    match &election.link {
-        Some(link) => {
-            let peers: Vec<String> = link.peers.iter().map(|peer| peer.address.to_string()).collect();
-            write!(out, "  link       {} to {}; sentinel: {}", link.listen, peers.join(", "), link.sentinel)?;
-            match link.hang_limit_ns {
-                Some(limit_ns) => writeln!(out, ", kills a leader that hangs for {}", Nanoseconds(limit_ns))?,
-                None => writeln!(out)?,
-            }
-            let kept = Bytes(link.history_bytes as u64);
-            writeln!(
-                out,
-                "  history    {kept} of each channel's input: what another gateway lost, and what comes while it copies a state"
-            )?;
-        }
-        None => writeln!(out, "  link       none: no hand-over, no promises")?,
-    }
-    let kernel = if election.kernel_fence {
-        "refuses what is sent past the deadline, also by a process that was stopped (kernel_fence)"
-    } else {
-        "no fence: what a stopped process sends late is left to receivers, which drop lower epochs"
-    };
-    writeln!(out, "  kernel     {kernel}")?;
-    let place = election.core.map_or_else(|| "any core".to_owned(), |core| format!("core {core}"));
-    write!(out, "  thread     on {place}")?;
-    match election.priority {
-        Some(priority) => writeln!(out, ", SCHED_FIFO {priority}")?,
-        None => writeln!(out)?,
-    }
-    let mark = config.output_mark();
-    writeln!(out, "  revision   {}, output {:016x}", mark.revision, mark.hash)
+    writeln!(out, "  in doubt   {doubt}")
 }
 
 /// Where they are, if there are several.
@@ -239,6 +276,8 @@ fn explain_groups(config: &Resolved, election: &ElectionConfig, out: &mut impl W
         )
     } else if election.preferred.is_some() {
         writeln!(out, "all on the preferred gateway where it is as fit")
+    } else if !election.backend.moves_groups() {
+        writeln!(out, "each where it was taken first, until its leader is gone")
     } else {
         writeln!(out, "each where it was taken first, until its leader is gone or less fit")
     }

@@ -1,5 +1,7 @@
 //! What this host has of what a configuration asks for: what would stop the gateway here, and what would only harm it.
 
+mod election;
+
 use std::{
     fmt,
     fs::{self, File},
@@ -26,8 +28,10 @@ pub struct Host {
     pub cores: Vec<usize>,
     /// `net.core.rmem_max`, bytes; `None` where it can't be read.
     pub receive_buffer_bytes_max: Option<usize>,
-    /// What it refused when it was tried: directories, an address, a backend, a priority.
+    /// What it refused when it was tried: directories, addresses, keys, a backend, a priority.
     pub refused: Vec<String>,
+    /// What is not there, and may be when the gateway starts.
+    pub absent: Vec<String>,
 }
 
 /// What is to be said of a configuration that is in order by itself.
@@ -49,13 +53,15 @@ impl Host {
             cores: usable_cores(),
             receive_buffer_bytes_max: rmem_max.and_then(|text| text.trim().parse().ok()),
             refused: refusals(config),
+            absent: config.election.as_ref().and_then(election::absence).into_iter().collect(),
         }
     }
 
     /// What keeps the configuration from running here, or from running well.
     #[must_use]
     pub fn findings(&self, config: &Resolved) -> Findings {
-        let mut found = Findings { faults: self.refused.clone(), warnings: config.warnings.clone() };
+        let warnings = config.warnings.iter().chain(&self.absent).cloned().collect();
+        let mut found = Findings { faults: self.refused.clone(), warnings };
         let mut missing: Vec<String> = interfaces(config)
             .filter(|interface| !self.interfaces.contains(interface))
             .map(|interface| format!("interface {interface} is not on this host"))
@@ -114,8 +120,8 @@ fn refusals(config: &Resolved) -> Vec<String> {
         ("audit", audit_directory.as_deref()),
         ("control socket", control_directory.as_deref()),
     ];
-    for (of, directory) in places {
-        let Some(directory) = directory else { continue };
+    let places = places.into_iter().filter_map(|(of, directory)| Some((of, directory?)));
+    for (of, directory) in places.chain(config.election.as_ref().and_then(|with| election::directory(&with.backend))) {
         if let Err((place, error)) = try_writing(directory) {
             refused.push(format!(
                 "directory {} of the {of}: cannot write in {}: {error}",
@@ -129,6 +135,7 @@ fn refusals(config: &Resolved) -> Vec<String> {
     {
         refused.push(format!("retransmission cannot listen on {}: {error}", service.listen));
     }
+    refused.extend(config.election.iter().flat_map(election::refusals));
     for channel in &config.channels {
         for line in channel.lines.iter().filter(|line| !line.group.ip().is_multicast()) {
             let address = line.group.ip();

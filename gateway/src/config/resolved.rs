@@ -498,6 +498,13 @@ impl Backend {
             Self::Quorum(_) | Self::Emergent(_) => false,
         }
     }
+
+    /// Time-out of the session that a latch asks for, ns; `None` where a lease decides.
+    #[must_use]
+    pub fn session_ns(&self) -> Option<u64> {
+        let Self::ZooKeeper(ZooKeeperConfig { mode: ZooKeeperMode::Latch { session }, .. }) = self else { return None };
+        Some(u64::try_from(session.as_nanos()).unwrap_or(u64::MAX))
+    }
 }
 
 /// How this gateway becomes a member of each group. That a split can have two leaders has been allowed.

@@ -296,7 +296,9 @@ impl List {
                 list.push("preferred", node);
             }
             list.push("spread", election.spread);
-            list.push("tenure_ms", election.tenure_ns / 1_000_000);
+            if election.backend.moves_groups() {
+                list.push("tenure_ms", election.tenure_ns / 1_000_000);
+            }
             if let Some(core) = election.core {
                 list.push("core", core);
             }

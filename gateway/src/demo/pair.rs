@@ -162,8 +162,18 @@ impl PairReport {
     /// Whether nothing was lost, doubled or fenced wrongly.
     #[must_use]
     pub fn is_right(&self) -> bool {
-        let is_whole = self.expected == self.received && self.gap_messages == 0 && self.lost_messages == 0;
-        is_whole && self.verdict.is_kept() && (self.was_stopped || !self.changes.is_empty())
+        self.is_whole() && (self.was_stopped || !self.changes.is_empty())
+    }
+
+    /// Whether that shows nothing: the day was over before a leader was struck.
+    #[must_use]
+    pub fn is_too_short(&self) -> bool {
+        self.is_whole() && !self.was_stopped && self.changes.is_empty()
+    }
+
+    fn is_whole(&self) -> bool {
+        let all_came = self.expected == self.received && self.gap_messages == 0 && self.lost_messages == 0;
+        all_came && self.verdict.is_kept()
     }
 }
 

@@ -1,7 +1,11 @@
 //! Where a store is and who asks it. Known to every build: one that lacks a store's client says so when the
 //! configuration asks for that store.
 
-use std::{fs, io, path::PathBuf, time::Duration};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use mdgw_feeds::identity::GroupId;
 
@@ -76,6 +80,17 @@ impl EtcdConfig {
     }
 }
 
+impl EtcdTls {
+    /// Each file with what it holds.
+    pub fn files(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let identity = self.identity.iter().flat_map(|(certificate, key)| [("certificate", certificate), ("key", key)]);
+        [("certificate authority", &self.ca_file)]
+            .into_iter()
+            .chain(identity)
+            .map(|(what, path)| (what, path.as_path()))
+    }
+}
+
 impl ZooKeeperConfig {
     /// The path of a group's record.
     #[must_use]
@@ -98,6 +113,14 @@ impl Login {
         })?;
         Ok(text.trim_end_matches(['\r', '\n']).to_owned())
     }
+}
+
+/// A file that lets us in, which holds `what`.
+///
+/// # Errors
+/// When it can't be read.
+pub fn read(what: &'static str, path: &Path) -> Result<Vec<u8>, AccessError> {
+    fs::read(path).map_err(|source| AccessError::File { what, path: path.to_owned(), source })
 }
 
 /// Why a store could not be opened. That none of its nodes answers is no such reason: it may come.

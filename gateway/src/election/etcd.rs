@@ -1,7 +1,7 @@
 //! A group's record as one key of etcd: compare-and-swap on its modification revision, and a watch. No lease of etcd's:
 //! those are counted by the leader of the store in whole seconds, ours by who holds it.
 
-use std::{fs, path::Path, time::Duration};
+use std::time::Duration;
 
 use etcd_client::{
     Certificate, Client, Compare, CompareOp, ConnectOptions, Error, EventType, GetOptions, Identity, KeyValue,
@@ -11,7 +11,7 @@ use etcd_client::{
 use mdgw_feeds::identity::GroupId;
 
 use super::{
-    access::{AccessError, EtcdConfig},
+    access::{AccessError, EtcdConfig, read},
     register::{Outcome, RegisterSender, Version, Versioned},
     store::{StoreClient, StoreRegister, read_outcome, versioned},
 };
@@ -171,10 +171,6 @@ fn reason(error: &Error) -> String {
         Error::GRpcStatus(status) => format!("{}: {}", status.code(), status.message()),
         other => other.to_string(),
     }
-}
-
-fn read(what: &'static str, path: &Path) -> Result<Vec<u8>, AccessError> {
-    fs::read(path).map_err(|source| AccessError::File { what, path: path.to_owned(), source })
 }
 
 const PING_INTERVAL: Duration = Duration::from_secs(10);

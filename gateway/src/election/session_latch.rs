@@ -473,24 +473,21 @@ impl SessionLatch {
 
     fn hindrance(&self) -> Option<Obstacle> {
         let LeaseTiming { rate_error_ppm, renew_ns, .. } = self.config.timing;
-        let span_ns = self.deadline(MonoNs(0)).0;
+        let too_short_ns = self.session_ns.filter(|session_ns| self.config.timing.check_session(*session_ns).is_err());
         if self.standing == Standing::Joins {
             Some(Obstacle::Joining)
         } else if self.progress == Progress::Stuck {
             Some(Obstacle::NoProgress)
         } else if self.clock_error_ppm > rate_error_ppm {
             Some(Obstacle::ClockRate { error_ppm: self.clock_error_ppm, error_ppm_max: rate_error_ppm })
-        } else if self.session_ns.is_some() && renew_ns > span_ns / 3 {
-            Some(Obstacle::SessionShort { session_ns: self.session_ns.unwrap_or(0), renew_ns })
         } else {
-            None
+            too_short_ns.map(|session_ns| Obstacle::SessionShort { session_ns, renew_ns })
         }
     }
 
     /// Until when a leader may send whose last answered write was sent at `sent`.
     fn deadline(&self, sent: MonoNs) -> MonoNs {
-        let span_ns = self.session_ns.unwrap_or(0) / 3 * 2;
-        sent.plus(span_ns.saturating_sub(self.config.timing.margin_ns))
+        sent.plus(self.config.timing.session_span_ns(self.session_ns.unwrap_or(0)))
     }
 }
 

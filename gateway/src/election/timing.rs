@@ -84,6 +84,26 @@ impl LeaseTiming {
         sent.plus(self.lease_ns.min(lease_ns).saturating_sub(self.margin_ns))
     }
 
+    /// For how long after the sending of its last answered write a leader may send whose place in line is kept by a session
+    /// with this time-out.
+    #[must_use]
+    pub fn session_span_ns(&self, session_ns: u64) -> u64 {
+        (session_ns / 3 * 2).saturating_sub(self.margin_ns)
+    }
+
+    /// Whether renewals have three chances within that.
+    ///
+    /// # Errors
+    /// When they don't; with the arithmetic.
+    pub fn check_session(&self, session_ns: u64) -> Result<(), TimingError> {
+        let Self { renew_ns, margin_ns, .. } = *self;
+        let span_ns = self.session_span_ns(session_ns);
+        if renew_ns > span_ns / 3 {
+            return Err(TimingError::Session { session_ns, renew_ns, margin_ns, span_ns });
+        }
+        Ok(())
+    }
+
     /// How long a candidate waits for a lease of this length: L(1 + ρ), rounded up.
     #[must_use]
     pub fn wait_ns(&self) -> u64 {
@@ -135,6 +155,21 @@ pub enum TimingError {
         renew_ns: u64,
         /// M.
         margin_ns: u64,
+    },
+    /// Fewer than three renewals fit what a session gives its leader.
+    #[error(
+        "renewal every {} ms must be at most a third of two thirds of session {} ms - margin {} ms: ({} - {}) / 3 = {} ms",
+        ms(*renew_ns), ms(*session_ns), ms(*margin_ns), ms(*session_ns / 3 * 2), ms(*margin_ns), ms(*span_ns / 3)
+    )]
+    Session {
+        /// T.
+        session_ns: u64,
+        /// R.
+        renew_ns: u64,
+        /// M.
+        margin_ns: u64,
+        /// What is left for a leader.
+        span_ns: u64,
     },
     /// A time of nothing, or one beyond any use.
     #[error(
@@ -214,6 +249,17 @@ mod tests {
             "renewal every 27 ms must be at most a third of lease 100 ms - margin 20 ms: (100 - 20) / 3 = 26.666666 ms"
         );
         assert_eq!(LeaseTiming::from_ms(100, 26, 20).check(), Ok(()));
+    }
+
+    #[test]
+    fn a_session_without_three_chances_is_refused_with_the_arithmetic() {
+        assert_eq!(
+            LeaseTiming::CALM.check_session(1_000_000_000).unwrap_err().to_string(),
+            "renewal every 200 ms must be at most a third of two thirds of session 1000 ms - margin 200 ms: \
+             (666.666666 - 200) / 3 = 155.555555 ms"
+        );
+        assert_eq!(LeaseTiming::CALM.check_session(1_200_000_000), Ok(()));
+        assert!(LeaseTiming::CALM.check_session(200_000_000).is_err(), "less than the margin");
     }
 
     #[test]

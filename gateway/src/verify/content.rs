@@ -13,6 +13,7 @@ use mdgw_feeds::{
 
 use super::{
     coverage::{PartPosition, position, sequence},
+    epochs::epoch_text,
     finding::{Findings, Place, Promise},
 };
 
@@ -54,13 +55,13 @@ impl Contents {
                     let first = *first.get();
                     findings.note(Promise::OneContent, place, || {
                         format!(
-                            "channel {} {}, sequence {} part {}: epoch {} said other records than epoch {} did at {}",
+                            "channel {} {}, sequence {} part {}: {} said other records than {} did at {}",
                             meta.channel.0,
                             meta.session,
                             sequence(name),
                             header.part.get(),
-                            meta.epoch.0,
-                            first.epoch.0,
+                            epoch_text(meta.epoch),
+                            epoch_text(first.epoch),
                             first.place.number
                         )
                     });

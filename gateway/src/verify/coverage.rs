@@ -59,9 +59,12 @@ impl Coverage {
         self.0.insert(start, end);
     }
 
-    /// What is missing between the first and the last position.
-    pub(super) fn holes(&self) -> impl Iterator<Item = Range<PartPosition>> {
-        self.0.values().zip(self.0.keys().skip(1)).map(|(end, start)| *end..*start)
+    /// What of the range is not in here.
+    pub(super) fn missing_of(&self, range: &Range<PartPosition>) -> impl Iterator<Item = Range<PartPosition>> {
+        let Range { start, end } = *range;
+        let starts = std::iter::once(start).chain(self.0.values().copied());
+        let ends = self.0.keys().copied().chain(std::iter::once(end));
+        starts.zip(ends).map(move |(from, until)| from.max(start)..until.min(end)).filter(|hole| !hole.is_empty())
     }
 
     /// From the first to after the last position; `None` when empty.
@@ -84,11 +87,16 @@ mod tests {
         for range in [10..20, 30..40, 20..25, 38..50, 0..1] {
             coverage.add(&range);
         }
-        assert_eq!(coverage.holes().collect::<Vec<_>>(), [1..10, 25..30]);
+        let missing = |range| coverage.missing_of(&range).collect::<Vec<_>>();
+        assert_eq!(missing(0..50), [1..10, 25..30]);
+        assert_eq!(missing(0..60), [1..10, 25..30, 50..60]);
+        assert_eq!(missing(5..28), [5..10, 25..28]);
+        assert_eq!((missing(10..25), missing(7..7)), (vec![], vec![]));
+        assert_eq!(Coverage::default().missing_of(&(3..5)).next(), Some(3..5));
         assert!(coverage.covers(&(12..25)) && !coverage.covers(&(12..26)) && coverage.touches(&(24..30)));
         assert!(!coverage.touches(&(25..30)) && !coverage.touches(&(50..60)));
         coverage.add(&(0..60));
-        assert_eq!((coverage.holes().count(), coverage.bounds()), (0, Some(0..60)));
+        assert_eq!((coverage.missing_of(&(0..60)).count(), coverage.bounds()), (0, Some(0..60)));
     }
 
     #[test]

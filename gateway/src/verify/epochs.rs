@@ -20,6 +20,8 @@ pub(super) struct Interval {
     last_place: Place,
 }
 
+type EpochInterval = (Epoch, Interval);
+
 impl Intervals {
     /// A packet of that epoch was published.
     pub(super) fn published(&mut self, clock: usize, group: GroupId, epoch: Epoch, time_ns: u64, place: Place) {
@@ -34,38 +36,67 @@ impl Intervals {
         }
     }
 
-    /// Epochs that went on after a higher one had begun, and counts that two nodes used.
+    /// Counts that two nodes used, epochs that were published at a time, and such as were published when a higher one
+    /// had begun.
     pub(super) fn tell_overlaps(&self, clock_error_ns: u64, findings: &mut Findings) {
         for ((_, group), epochs) in &self.0 {
-            // The one of all lower epochs that went on longest.
-            let mut lower: Option<(Epoch, Interval)> = None;
-            for (&epoch, &interval) in epochs {
-                let Some((lower_epoch, lower_interval)) = lower else {
-                    lower = Some((epoch, interval));
-                    continue;
-                };
-                if epochs.range(..epoch).next_back().is_some_and(|(below, _)| below.count() == epoch.count()) {
+            let by_epoch: Vec<EpochInterval> = epochs.iter().map(|(epoch, interval)| (*epoch, *interval)).collect();
+            for ((below, _), (epoch, interval)) in by_epoch.iter().zip(by_epoch.iter().skip(1)) {
+                if below.count() == epoch.count() {
                     findings.note(Promise::OnePublisher, interval.first_place, || {
                         format!("group {}: two nodes published under count {}", group.0, epoch.count())
                     });
                 }
-                let overlap_ns = lower_interval.last_ns.saturating_sub(interval.first_ns);
-                if overlap_ns > clock_error_ns {
-                    findings.note(Promise::OnePublisher, lower_interval.last_place, || {
-                        format!(
-                            "group {}: epoch {} was published until {} us after epoch {} had begun (frame {})",
-                            group.0,
-                            lower_epoch.0,
-                            overlap_ns / 1_000,
-                            epoch.0,
-                            interval.first_place.number
-                        )
-                    });
-                }
-                if interval.last_ns >= lower_interval.last_ns {
-                    lower = Some((epoch, interval));
-                }
+            }
+            let mut by_time = by_epoch.clone();
+            by_time.sort_by_key(|(_, interval)| interval.first_ns);
+            for ((before, longest), (epoch, interval), overlap_ns) in overruns(&by_time, clock_error_ns) {
+                findings.note(Promise::OnePublisher, interval.first_place, || {
+                    format!(
+                        "group {}: {} began {} us before the end of {} (frame {})",
+                        group.0,
+                        epoch_text(epoch),
+                        overlap_ns / 1_000,
+                        epoch_text(before),
+                        longest.last_place.number
+                    )
+                });
+            }
+            for ((lower, longest), (epoch, interval), back_ns) in overruns(&by_epoch, clock_error_ns) {
+                findings.note(Promise::EpochsForward, longest.last_place, || {
+                    format!(
+                        "group {}: {} was published until {} us after {} had begun (frame {})",
+                        group.0,
+                        epoch_text(lower),
+                        back_ns / 1_000,
+                        epoch_text(epoch),
+                        interval.first_place.number
+                    )
+                });
             }
         }
     }
+}
+
+/// Each that began before the one that goes on longest, of those before it in that order, had ended: that one, itself,
+/// and by how much.
+fn overruns(
+    in_order: &[EpochInterval],
+    clock_error_ns: u64,
+) -> impl Iterator<Item = (EpochInterval, EpochInterval, u64)> {
+    let mut longest: Option<EpochInterval> = None;
+    in_order.iter().filter_map(move |&(epoch, interval)| {
+        let before = longest;
+        if before.is_none_or(|(_, before)| interval.last_ns >= before.last_ns) {
+            longest = Some((epoch, interval));
+        }
+        let before = before?;
+        let by_ns = before.1.last_ns.saturating_sub(interval.first_ns);
+        (by_ns > clock_error_ns).then_some((before, (epoch, interval), by_ns))
+    })
+}
+
+/// As the table names it.
+pub(super) fn epoch_text(epoch: Epoch) -> String {
+    format!("epoch {} (node {})", epoch.count(), epoch.node())
 }

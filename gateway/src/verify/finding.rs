@@ -9,17 +9,21 @@ pub enum Promise {
     Once,
     /// Sequences and sessions only go forward.
     InOrder,
-    /// Nothing is missing between the first and the last of a session, but for declared gaps.
+    /// Nothing is missing of a session between the first that was heard and the last that is known to have been
+    /// published, but for declared gaps.
     Complete,
     /// A name has one content, whoever said it; a declared gap stays one.
     OneContent,
-    /// No two gateways publish under one count, and no epoch goes on after a higher one has begun.
+    /// No two gateways publish under one count, nor two epochs at a time.
     OnePublisher,
+    /// No epoch is published after a higher one has begun.
+    EpochsForward,
 }
 
 impl Promise {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Once, Self::InOrder, Self::Complete, Self::OneContent, Self::OnePublisher];
+    pub const ALL: [Self; 6] =
+        [Self::Once, Self::InOrder, Self::Complete, Self::OneContent, Self::OnePublisher, Self::EpochsForward];
 
     /// As reports call it.
     #[must_use]
@@ -30,7 +34,13 @@ impl Promise {
             Self::Complete => "nothing missing",
             Self::OneContent => "one content for a name",
             Self::OnePublisher => "one publisher at a time",
+            Self::EpochsForward => "epochs never went back",
         }
+    }
+
+    /// Whether receivers' outputs tell it: who published what they delivered, they don't say.
+    pub(super) fn is_told_by_rows(self) -> bool {
+        !matches!(self, Self::OnePublisher | Self::EpochsForward)
     }
 }
 

@@ -14,6 +14,7 @@ use zerocopy::FromBytes as _;
 use super::{
     Seen,
     coverage::{Coverage, PartPosition, position, range_of, sequence},
+    epochs::epoch_text,
     finding::{Findings, Place, Promise},
 };
 
@@ -61,8 +62,10 @@ pub(super) struct SessionView {
     /// Ranges that were declared missing.
     pub(super) gaps: Coverage,
     pub(super) gap_count: u64,
-    /// Where the venue ended it.
-    end: Option<PartPosition>,
+    /// Where the first packet began that this receiver heard published.
+    begin: Option<PartPosition>,
+    /// Everything before it has been published, by what was heard.
+    published: PartPosition,
 }
 
 impl ReceiverView {
@@ -113,13 +116,11 @@ impl ReceiverView {
         is_new
     }
 
-    /// Holes within sessions.
+    /// What this receiver never had of what was published while it listened.
     pub(super) fn tell_missing(&self, file: usize, findings: &mut Findings) {
         for ((_, channel), view) in &self.channels {
             for (session, view) in &view.sessions {
-                let reached = view.settled.bounds().map_or(0, |bounds| bounds.end);
-                let end = view.end.filter(|end| *end > reached).map(|end| reached..end);
-                for hole in view.settled.holes().chain(end) {
+                for hole in view.settled.missing_of(&view.extent()) {
                     findings.note(Promise::Complete, Place { file, number: 0 }, || {
                         let (first, last) = (sequence(hole.start), sequence(hole.end - 1));
                         format!("channel {} {session}: sequences {first} to {last} never came", channel.0)
@@ -127,6 +128,16 @@ impl ReceiverView {
                 }
             }
         }
+    }
+}
+
+impl SessionView {
+    /// From the first that was heard of it to what is known to have been published. Who came late has missed nothing.
+    fn extent(&self) -> Range<PartPosition> {
+        let settled = self.settled.bounds();
+        let starts = [self.begin, settled.as_ref().map(|settled| settled.start)];
+        let start = starts.into_iter().flatten().min().unwrap_or(self.published);
+        start..settled.map_or(self.published, |settled| settled.end.max(self.published))
     }
 }
 
@@ -153,7 +164,8 @@ impl LineView {
         if self.last == (meta.send_time_ns, range.clone()) && meta.epoch == self.epoch && meta.session == self.session {
             return false;
         }
-        let of = |what: String| format!("channel {} {}, epoch {}: {what}", meta.channel.0, meta.session, meta.epoch.0);
+        let of =
+            |what: String| format!("channel {} {}, {}: {what}", meta.channel.0, meta.session, epoch_text(meta.epoch));
         if meta.epoch != self.epoch || meta.session > self.session {
             *self = Self::begin(packet, range);
             return true;
@@ -243,9 +255,12 @@ impl ChannelView {
             }
         }
         session.settled.add(range);
-        if meta.flags.contains(PacketFlags::END_OF_SESSION) {
-            session.end = Some(position(meta.next));
-        }
+        session.begin.get_or_insert(range.start);
+        // A line says all in order, and a heartbeat comes when nothing is left to be sent: what lies before it has been
+        // published. That of a new leader may stand lower than what was heard.
+        let is_end = meta.flags.contains(PacketFlags::END_OF_SESSION);
+        let published = if is_end { position(meta.next) } else { range.start };
+        session.published = session.published.max(published);
         if packet.frame_count > 0 {
             self.content_ns = seen.time_ns;
         }

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, btree_map::Entry},
     hash::{DefaultHasher, Hash as _, Hasher as _},
     io::{self, BufRead},
+    ops::Bound::{self, Excluded, Included},
 };
 
 use serde_json::{Map, Value};
@@ -11,6 +12,7 @@ use serde_json::{Map, Value};
 use super::{
     Verdict, VerifyOptions,
     finding::{Findings, Place, Promise},
+    verdict::{Lacking, Shortfall},
 };
 
 /// Judges outputs of receivers, one after the other.
@@ -64,6 +66,8 @@ type SessionOrder = (String, u64);
 struct Delivered {
     hash: u64,
     place: Place,
+    /// Where it was met last: receivers are read one after the other.
+    last: Place,
     /// Receivers that have it, a bit set; those beyond 64 are only compared.
     receivers: u64,
 }
@@ -82,6 +86,8 @@ impl RowsVerifier {
     /// Where it can't be read on; everything before was judged.
     pub fn read(&mut self, file: usize, mut input: impl BufRead) -> Result<(), RowError> {
         let mut last: BTreeMap<u64, Name> = BTreeMap::new();
+        // One that delivered nothing lacks what the others have.
+        self.rows.entry(file).or_default();
         let (mut text, mut offset_bytes, mut line) = (Vec::new(), 0, 0);
         loop {
             line += 1;
@@ -103,14 +109,19 @@ impl RowsVerifier {
                 return Err(RowError::TooMany { line, names_max: self.options.names_max });
             }
             let bounds = self.bounds.entry((file, name.0)).or_insert_with(|| (name.clone(), name.clone()));
-            bounds.1 = bounds.1.clone().max(name.clone());
+            if name < bounds.0 {
+                bounds.0 = name.clone();
+            } else if name > bounds.1 {
+                bounds.1 = name.clone();
+            }
             last.insert(name.0, name);
             *self.rows.entry(file).or_default() += 1;
             offset_bytes += bytes as u64;
         }
     }
 
-    /// What came of it. What one receiver lacks that another had is known only now.
+    /// What came of it. What one receiver lacks that another had is known only now: between its first and its last
+    /// record that breaks a promise. It may have begun later, or ended earlier, which is only told.
     #[must_use]
     pub fn finish(mut self) -> Verdict {
         for ((file, channel), (first, last)) in &self.bounds {
@@ -122,14 +133,41 @@ impl RowsVerifier {
                 }
             }
         }
-        Verdict::of_rows(&self.rows, self.names.len() as u64, self.findings)
+        let shortfalls = self.shortfalls();
+        Verdict::of_rows(&self.rows, self.names.len() as u64, shortfalls, self.findings)
+    }
+
+    /// What each receiver lacks at either end.
+    fn shortfalls(&self) -> Vec<Shortfall> {
+        let mut channels: BTreeMap<u64, (&Name, &Name)> = BTreeMap::new();
+        for ((_, channel), (first, last)) in &self.bounds {
+            let all = channels.entry(*channel).or_insert((first, last));
+            *all = (all.0.min(first), all.1.max(last));
+        }
+        let mut shortfalls = Vec::new();
+        for &file in self.rows.keys() {
+            for (&channel, &(from, until)) in &channels {
+                let mut lacks = |lacking, from: Bound<&Name>, until: Bound<&Name>| {
+                    let records = self.names.range::<Name, _>((from, until)).count() as u64;
+                    if records > 0 {
+                        shortfalls.push(Shortfall { file, channel, lacking, records });
+                    }
+                };
+                match self.bounds.get(&(file, channel)) {
+                    None => lacks(Lacking::All, Included(from), Included(until)),
+                    Some((first, last)) => {
+                        lacks(Lacking::First, Included(from), Excluded(first));
+                        lacks(Lacking::Last, Excluded(last), Included(until));
+                    }
+                }
+            }
+        }
+        shortfalls
     }
 
     fn order(&mut self, last: &BTreeMap<u64, Name>, name: &Name, place: Place) {
         let Some(last) = last.get(&name.0) else { return };
-        if name == last {
-            self.findings.note(Promise::Once, place, || format!("{} a second time", say(name)));
-        } else if name < last {
+        if name < last {
             self.findings.note(Promise::InOrder, place, || format!("{} after {}", say(name), say(last)));
         }
     }
@@ -138,11 +176,17 @@ impl RowsVerifier {
         let receivers = bit(place.file).unwrap_or(0);
         match self.names.entry(name.clone()) {
             Entry::Vacant(vacant) => {
-                vacant.insert(Delivered { hash, place, receivers });
+                vacant.insert(Delivered { hash, place, last: place, receivers });
             }
             Entry::Occupied(mut known) => {
                 let known = known.get_mut();
                 known.receivers |= receivers;
+                let before = std::mem::replace(&mut known.last, place);
+                if before.file == place.file {
+                    let line = before.number;
+                    self.findings
+                        .note(Promise::Once, place, || format!("{} a second time, after line {line}", say(name)));
+                }
                 if known.hash != hash {
                     let first = known.place;
                     self.findings.note(Promise::OneContent, place, || {
@@ -226,6 +270,51 @@ mod tests {
         assert_eq!(broken(&[whole.clone(), other]), [Promise::OneContent]);
         // Who came late or left early has missed nothing.
         assert_eq!(broken(&[whole, row(2, 0, 5, 0)]), []);
+    }
+
+    #[test]
+    fn a_name_that_comes_back_later_is_twice_there() {
+        let rows = [1, 2, 3, 1].map(|sequence| row(sequence, 0, 5, 0)).concat();
+        assert_eq!(broken(std::slice::from_ref(&rows)), [Promise::InOrder, Promise::Once]);
+        let told = &judge(&[String::new(), rows]).findings[1];
+        assert!(told.place.number == 4 && told.text.ends_with("a second time, after line 1"), "{told:?}");
+    }
+
+    #[test]
+    fn what_one_lacks_at_either_end_is_told_and_breaks_nothing() {
+        let rows = |from: u64, until| (from..until).map(|sequence| row(sequence, 0, 5, 0)).collect::<String>();
+        let other_channel = row(7, 0, 5, 0).replace("\"channel\":1", "\"channel\":2");
+        let verdict = judge(&[rows(1, 10), rows(3, 6) + &other_channel, String::new()]);
+        assert!(verdict.is_kept(), "{:?}", verdict.findings);
+        let told: Vec<_> = verdict.shortfalls.iter().map(|of| (of.file, of.channel, of.lacking, of.records)).collect();
+        let expected = [
+            (0, 2, Lacking::All, 1),
+            (1, 1, Lacking::First, 2),
+            (1, 1, Lacking::Last, 4),
+            (2, 1, Lacking::All, 9),
+            (2, 2, Lacking::All, 1),
+        ];
+        assert_eq!(told, expected);
+        let files = ["a", "b", "c"].map(str::to_owned);
+        let table = verdict.to_table(&files);
+        for text in ["b begins 2 records after others", "b ends 4 records before others", "a has nothing of it"] {
+            assert!(table.contains(text), "{table}");
+        }
+        let json = &verdict.to_json(&files)["shortfalls"][2];
+        assert_eq!(*json, serde_json::json!({ "file": "b", "channel": 1, "lacking": "last", "records": 4 }));
+        assert_eq!(judge(&[rows(1, 10), rows(1, 10)]).shortfalls, []);
+    }
+
+    #[test]
+    fn rows_do_not_tell_who_published() {
+        let verdict = judge(&[row(1, 0, 5, 0)]);
+        assert_eq!(verdict.times_broken(Promise::Once), Some(0));
+        for promise in [Promise::OnePublisher, Promise::EpochsForward] {
+            assert_eq!(verdict.times_broken(promise), None);
+            let line = format!("{:<26} not judged: rows do not tell\n", promise.name());
+            assert!(verdict.to_table(&[]).contains(&line), "{}", verdict.to_table(&[]));
+            assert!(verdict.to_json(&[])["broken"][promise.name()].is_null());
+        }
     }
 
     #[test]

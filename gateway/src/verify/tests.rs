@@ -4,7 +4,7 @@ use mdgw_feeds::{frame::FrameFlags, identity::Epoch, published::packet::PacketFl
 
 use super::{
     PublishClock, VerifyOptions,
-    finding::Promise::{self, Complete, InOrder, Once, OneContent, OnePublisher},
+    finding::Promise::{self, Complete, EpochsForward, InOrder, Once, OneContent, OnePublisher},
     forge::{Forged, World},
 };
 
@@ -34,6 +34,25 @@ fn a_takeover_that_says_a_tail_again_keeps_all_promises() {
     // 20 ms of nothing, the heartbeat, ten messages that were known, the first new one.
     let expected_ns = 32_000_000;
     assert!(channel.blackout.max_ns.abs_diff(expected_ns) < expected_ns / 500, "{}", channel.blackout.max_ns);
+}
+
+#[test]
+fn blackouts_are_told_by_powers_of_two() {
+    let mut world = world();
+    world.live(5, 0, 1, 5);
+    for (count, wait_ms) in [(6, 5), (7, 6), (8, 40)] {
+        world.wait(wait_ms).live(count, 1, 5 + count, 6 + count);
+    }
+    let verdict = world.verdict(VerifyOptions::default());
+    let buckets = &verdict.channels[0].blackout.buckets;
+    let told: Vec<_> = buckets.iter().map(|bucket| (bucket.from_ms, bucket.below_ms, bucket.count)).collect();
+    assert_eq!(told, [(4, 8, 2), (8, 16, 0), (16, 32, 0), (32, 64, 1)]);
+    let table = verdict.to_table(&["a".to_owned()]);
+    let all = format!("    4 to 8 ms              2       {}\n", "#".repeat(27));
+    assert!(table.contains(&all) && table.contains("    8 to 16 ms             0\n"), "{table}");
+    let json = verdict.to_json(&[]);
+    let last = &json["channels"][0]["blackout"]["buckets"][3];
+    assert_eq!(*last, serde_json::json!({ "from_ms": 32, "below_ms": 64, "count": 1 }));
 }
 
 #[test]
@@ -103,6 +122,39 @@ fn what_never_came_is_found_and_what_an_answer_brought_or_a_gap_declared_is_not(
 }
 
 #[test]
+fn what_lies_before_a_heartbeat_has_been_published() {
+    let mut lost = world();
+    lost.live(5, 0, 1, 6).say(Forged::heartbeat(5, 0, 10));
+    assert_eq!(broken(&lost), [Complete]);
+    let text = &lost.verdict(VerifyOptions::default()).findings[0].text;
+    assert!(text.ends_with("sequences 6 to 9 never came"), "{text}");
+    // Heartbeats alone tell it too, behind the first of them.
+    let mut silent = world();
+    silent.say(Forged::heartbeat(5, 0, 6)).say(Forged::heartbeat(5, 0, 10));
+    assert_eq!(broken(&silent), [Complete]);
+    let mut begun = world();
+    begun.say(Forged::heartbeat(5, 0, 6)).live(5, 0, 8, 10);
+    assert_eq!(broken(&begun), [Complete]);
+
+    // Whoever comes late has missed nothing, be it after the end.
+    let mut late = world();
+    late.say(Forged::heartbeat(5, 0, 10)).live(5, 0, 10, 12).say(Forged::heartbeat(5, 0, 12));
+    assert_eq!(broken(&late), []);
+    let mut over = world();
+    let flags = PacketFlags::HEARTBEAT.with(PacketFlags::END_OF_SESSION);
+    over.say(Forged { flags, ..Forged::heartbeat(5, 0, 10) });
+    assert_eq!(broken(&over), []);
+    // A new leader has heard less than was published, and says the rest again.
+    let mut taken_over = world();
+    taken_over.live(5, 0, 1, 10).say(Forged::heartbeat(6, 1, 7));
+    assert_eq!(broken(&taken_over), []);
+    // One that receivers don't believe tells them nothing.
+    let mut fenced = world();
+    fenced.live(6, 1, 1, 6).say(Forged { send_time_ns: Some(0), ..Forged::heartbeat(5, 0, 10) });
+    assert_eq!(broken(&fenced), []);
+}
+
+#[test]
 fn what_only_a_fenced_packet_said_is_missing() {
     let mut world = world();
     world.live(5, 0, 1, 5).say(Forged::heartbeat(6, 1, 6));
@@ -166,7 +218,11 @@ fn an_old_epoch_that_goes_on_is_found_by_either_clock() {
     world.live(5, 0, 1, 5).say(Forged::heartbeat(6, 1, 5)).live(6, 1, 5, 8);
     // Said after the new one had begun.
     world.say(Forged::message(5, 0, 5));
-    assert_eq!(broken(&world), [OnePublisher]);
+    assert_eq!(broken(&world), [OnePublisher, EpochsForward]);
+    let verdict = world.verdict(VerifyOptions::default());
+    let [overlap, back] = verdict.findings.as_slice() else { panic!("{verdict:?}") };
+    assert_eq!(overlap.text, "group 1: epoch 6 (node 1) began 4000 us before the end of epoch 5 (node 0) (frame 9)");
+    assert!(back.text.contains("epoch 5 (node 0) was published until 4000 us after epoch 6 (node 1) had begun"));
     let tolerant = VerifyOptions { clock_error_ns: 5_000_000, ..VerifyOptions::default() };
     assert!(world.verdict(tolerant).is_kept());
 
@@ -177,6 +233,19 @@ fn an_old_epoch_that_goes_on_is_found_by_either_clock() {
     assert_eq!(broken(&paused), []);
     let by_wire = VerifyOptions { clock: PublishClock::Capture, ..VerifyOptions::default() };
     assert_eq!(paused.verdict(by_wire).findings[0].promise, OnePublisher);
+}
+
+#[test]
+fn an_old_epoch_that_comes_back_alone_is_found() {
+    let mut world = world();
+    // The clock of its publisher is what tells; the capture has it in order.
+    let late = |sequence, ms: u64| Forged { send_time_ns: Some(ms * 1_000_000), ..Forged::message(5, 0, sequence) };
+    world.say(late(1, 50)).say(late(2, 51)).live(6, 1, 3, 9);
+    assert_eq!(broken(&world), [EpochsForward]);
+    // Within another one's time it is a second publisher too, be it for a moment.
+    let mut amid = self::world();
+    amid.say(late(1, 6)).live(6, 1, 2, 20);
+    assert_eq!(broken(&amid), [OnePublisher, EpochsForward]);
 }
 
 #[test]

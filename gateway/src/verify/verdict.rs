@@ -33,6 +33,8 @@ pub struct Verdict {
     pub epochs: Vec<EpochVerdict>,
     /// Channels as each receiver saw them.
     pub channels: Vec<ChannelVerdict>,
+    /// What receivers' outputs lack of others' at either end.
+    pub shortfalls: Vec<Shortfall>,
     /// The first broken promises, in the order in which they were found.
     pub findings: Vec<Finding>,
     /// How often each promise was broken, in the order of [`Promise::ALL`].
@@ -77,8 +79,33 @@ pub struct ChannelVerdict {
     pub silence: Times,
 }
 
+/// What a receiver's output lacks of a channel that another one delivered. No broken promise: receivers are started and
+/// stopped at different moments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shortfall {
+    /// Which file, from 0.
+    pub file: usize,
+    /// The channel's number, as the rows have it.
+    pub channel: u64,
+    /// Where.
+    pub lacking: Lacking,
+    /// How many records.
+    pub records: u64,
+}
+
+/// Which records a receiver's output lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lacking {
+    /// Those before its own first one.
+    First,
+    /// Those after its own last one.
+    Last,
+    /// It has none of the channel.
+    All,
+}
+
 /// A distribution of times, ns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Times {
     /// How many.
     pub count: u64,
@@ -88,6 +115,19 @@ pub struct Times {
     pub p99_ns: u64,
     /// Longest.
     pub max_ns: u64,
+    /// From that of the shortest time to that of the longest.
+    pub buckets: Vec<Bucket>,
+}
+
+/// How many times lay in `[from_ms, below_ms)`: powers of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// Its begin, ms.
+    pub from_ms: u64,
+    /// Its end, ms.
+    pub below_ms: u64,
+    /// How many.
+    pub count: u64,
 }
 
 impl Verdict {
@@ -141,10 +181,16 @@ impl Verdict {
         }
     }
 
-    pub(super) fn of_rows(rows: &BTreeMap<usize, u64>, names: u64, findings: Findings) -> Self {
+    pub(super) fn of_rows(
+        rows: &BTreeMap<usize, u64>,
+        names: u64,
+        shortfalls: Vec<Shortfall>,
+        findings: Findings,
+    ) -> Self {
         let rows = rows.values().sum();
         let said_again = u64::saturating_sub(rows, names);
-        Self { rows, names, said_again, findings: findings.told, broken: findings.counts, ..Self::default() }
+        let (findings, broken) = (findings.told, findings.counts);
+        Self { rows, names, said_again, shortfalls, findings, broken, ..Self::default() }
     }
 
     /// Both together: captures and receivers' outputs.
@@ -153,11 +199,19 @@ impl Verdict {
         self.rows += other.rows;
         self.names += other.names;
         self.said_again += other.said_again;
+        self.shortfalls.append(&mut other.shortfalls);
         self.findings.append(&mut other.findings);
         for (mine, others) in self.broken.iter_mut().zip(other.broken) {
             *mine += others;
         }
         self
+    }
+
+    /// How often a promise was broken; `None` where nothing that was read tells.
+    #[must_use]
+    pub fn times_broken(&self, promise: Promise) -> Option<u64> {
+        let is_judged = self.counts.packets > 0 || (self.rows > 0 && promise.is_told_by_rows());
+        is_judged.then(|| self.broken[promise as usize])
     }
 
     /// Whether all promises were kept.
@@ -177,9 +231,8 @@ impl Verdict {
     pub fn to_json(&self, files: &[String]) -> Value {
         let Counts { packets, answers, captured_twice, fenced, incredible, other_groups, foreign, damaged } =
             &self.counts;
-        let times = |times: &Times| json!({ "count": times.count, "p50_ns": times.p50_ns, "p99_ns": times.p99_ns, "max_ns": times.max_ns });
-        let promises: BTreeMap<&str, u64> =
-            Promise::ALL.into_iter().map(|promise| (promise.name(), self.broken[promise as usize])).collect();
+        let promises: BTreeMap<&str, Option<u64>> =
+            Promise::ALL.into_iter().map(|promise| (promise.name(), self.times_broken(promise))).collect();
         json!({
             "kept": self.is_kept(),
             "files": files,
@@ -206,7 +259,11 @@ impl Verdict {
                     "session": session, "first": first, "last": last,
                 })).collect::<Vec<_>>(),
                 "gaps": channel.gaps, "changes": channel.changes,
-                "blackout": times(&channel.blackout), "silence": times(&channel.silence),
+                "blackout": channel.blackout.to_json(), "silence": channel.silence.to_json(),
+            })).collect::<Vec<_>>(),
+            "shortfalls": self.shortfalls.iter().map(|shortfall| json!({
+                "file": files.get(shortfall.file), "channel": shortfall.channel,
+                "lacking": shortfall.lacking.name(), "records": shortfall.records,
             })).collect::<Vec<_>>(),
             "findings": self.findings.iter().map(|finding| json!({
                 "promise": finding.promise.name(), "file": files.get(finding.place.file),
@@ -263,20 +320,35 @@ impl Verdict {
             }
             row("  gaps declared", grouped(channel.gaps));
             row("  changes of leadership", grouped(channel.changes));
-            for (name, times) in [("  blackout", channel.blackout), ("  silence", channel.silence)] {
+            for (name, times) in [("  blackout", &channel.blackout), ("  silence", &channel.silence)] {
                 if times.count > 0 {
                     let [p50, p99, max] = [times.p50_ns, times.p99_ns, times.max_ns].map(Milliseconds);
                     row(name, format!("p50 {p50} ms  p99 {p99} ms  max {max} ms  of {}", times.count));
                 }
+                for Bucket { from_ms, below_ms, count } in &times.buckets {
+                    let name = format!("    {} to {} ms", grouped(*from_ms), grouped(*below_ms));
+                    row(&name, format!("{:<7} {}", grouped(*count), bar(*count, times.count)));
+                }
             }
+        }
+        for Shortfall { file, channel, lacking, records } in &self.shortfalls {
+            let (file, records) = (files.get(*file).map_or("", String::as_str), grouped(*records));
+            let value = match lacking {
+                Lacking::First => format!("{file} begins {records} records after others"),
+                Lacking::Last => format!("{file} ends {records} records before others"),
+                Lacking::All => format!("{file} has nothing of it, others have {records} records"),
+            };
+            row(&format!("channel {channel}"), value);
         }
         row("", String::new());
         for promise in Promise::ALL {
-            let count = self.broken[promise as usize];
-            row(
-                promise.name(),
-                if count == 0 { "kept".to_owned() } else { format!("BROKEN, {} times", grouped(count)) },
-            );
+            let value = match self.times_broken(promise) {
+                None if self.rows > 0 => "not judged: rows do not tell".to_owned(),
+                None => "not judged".to_owned(),
+                Some(0) => "kept".to_owned(),
+                Some(count) => format!("BROKEN, {} times", grouped(count)),
+            };
+            row(promise.name(), value);
         }
         for finding in &self.findings {
             row("", format!("{}: {}", place(finding.place, files), finding.text));
@@ -297,6 +369,55 @@ impl Times {
             p50_ns: histogram.value_at_quantile(0.5),
             p99_ns: histogram.value_at_quantile(0.99),
             max_ns: histogram.max(),
+            buckets: Bucket::all_of(histogram),
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        let buckets = self.buckets.iter().map(
+            |Bucket { from_ms, below_ms, count }| json!({ "from_ms": from_ms, "below_ms": below_ms, "count": count }),
+        );
+        json!({
+            "count": self.count, "p50_ns": self.p50_ns, "p99_ns": self.p99_ns, "max_ns": self.max_ns,
+            "buckets": buckets.collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl Bucket {
+    fn all_of(histogram: &Histogram<u64>) -> Vec<Self> {
+        let mut counts: BTreeMap<u32, u64> = BTreeMap::new();
+        for step in histogram.iter_recorded() {
+            // By the bits of whole milliseconds: none below 1 ms, one below 2 ms, two below 4 ms.
+            let bits = u64::BITS - (step.value_iterated_to() / 1_000_000).leading_zeros();
+            *counts.entry(bits).or_default() += step.count_at_value();
+        }
+        let (Some((&shortest, _)), Some((&longest, _))) = (counts.first_key_value(), counts.last_key_value()) else {
+            return Vec::new();
+        };
+        let of_bits = |bits: u32| Self {
+            from_ms: (1 << bits) / 2,
+            below_ms: 1 << bits,
+            count: counts.get(&bits).copied().unwrap_or_default(),
+        };
+        (shortest..=longest).map(of_bits).collect()
+    }
+}
+
+/// The longest bar is all of them; whoever is there has at least one mark.
+fn bar(count: u64, of: u64) -> String {
+    let marks = (count * BAR_MARKS).div_ceil(of.max(1));
+    "#".repeat(usize::try_from(marks).unwrap_or_default())
+}
+
+const BAR_MARKS: u64 = 40;
+
+impl Lacking {
+    fn name(self) -> &'static str {
+        match self {
+            Self::First => "first",
+            Self::Last => "last",
+            Self::All => "all",
         }
     }
 }

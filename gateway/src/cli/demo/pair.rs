@@ -98,14 +98,20 @@ fn table(report: &PairReport) -> anyhow::Result<String> {
     for finding in &report.verdict.findings {
         row(finding.promise.name(), format!("BROKEN: {}", finding.text))?;
     }
-    let verdict = match (report.is_right(), report.was_stopped) {
-        (true, _) => "nothing lost, nothing doubled, one publisher at a time",
-        (false, true) => "interrupted before everything had come",
-        (false, false) => "NOT what it must be",
-    };
-    row("result", verdict.to_owned())?;
+    row("result", result(report).to_owned())?;
     row("published", format!("{} (mdgw ha verify judges it again)", report.capture.display()))?;
     Ok(text)
+}
+
+fn result(report: &PairReport) -> &'static str {
+    match (report.is_right(), report.was_stopped) {
+        (true, _) => "nothing lost, nothing doubled, one publisher at a time",
+        (false, true) => "interrupted before everything had come",
+        (false, false) if report.is_too_short() => {
+            "nothing shown: the day was over before anybody was struck (--messages, --rate, --tenure-s)"
+        }
+        (false, false) => "NOT what it must be",
+    }
 }
 
 fn json(report: &PairReport) -> String {
@@ -114,6 +120,7 @@ fn json(report: &PairReport) -> String {
     let value = serde_json::json!({
         "ok": report.is_right(),
         "interrupted": report.was_stopped,
+        "too_short": report.is_too_short(),
         "packets": report.played.0,
         "messages": report.played.1,
         "elapsed_s": report.elapsed.as_secs_f64(),
@@ -149,5 +156,42 @@ struct Milliseconds(Duration);
 impl std::fmt::Display for Milliseconds {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:.3}", self.0.as_secs_f64() * 1e3)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{standin::reference::StreamDigest, verify::Verdict};
+
+    #[test]
+    fn a_day_that_is_over_before_anybody_is_struck_is_called_that() {
+        let mut report = PairReport {
+            played: (10, 100),
+            changes: Vec::new(),
+            expected: StreamDigest::default(),
+            received: StreamDigest::default(),
+            gap_messages: 0,
+            lost_messages: 0,
+            verdict: Verdict::default(),
+            capture: "published.pcap".into(),
+            elapsed: Duration::from_millis(80),
+            was_stopped: false,
+        };
+        let told = |report: &PairReport| {
+            let json: serde_json::Value = serde_json::from_str(&json(report)).unwrap();
+            (result(report), json["ok"] == true, json["too_short"] == true)
+        };
+        let (text, is_ok, is_too_short) = told(&report);
+        assert!(text.contains("the day was over before anybody was struck"), "{text}");
+        assert_eq!((is_ok, is_too_short), (false, true));
+        report.lost_messages = 1;
+        assert_eq!(told(&report), ("NOT what it must be", false, false));
+        let leader = Leader { node: 2, epoch: 3 };
+        let blackout = Duration::from_millis(3);
+        report.changes.push(PairChange { blow: Blow::HandedOver, leader, blackout, stood_after: Duration::ZERO });
+        assert_eq!(told(&report), ("NOT what it must be", false, false));
+        report.lost_messages = 0;
+        assert_eq!(told(&report), ("nothing lost, nothing doubled, one publisher at a time", true, false));
     }
 }

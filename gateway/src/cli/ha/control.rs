@@ -1,8 +1,7 @@
-//! `mdgw ha status`, `history`, `hand-over`, `pin`, `unpin`, `admit`, `drill`: questions to a running gateway.
+//! `mdgw ha status`, `history`, `hand-over`, `pin`, `unpin`, `admit`: questions to a running gateway.
 
-use std::{collections::BTreeMap, fmt::Write as _, path::PathBuf, time::Instant};
+use std::{collections::BTreeMap, fmt::Write as _, path::PathBuf};
 
-use anyhow::bail;
 use serde_json::Value;
 use time::OffsetDateTime;
 
@@ -16,10 +15,10 @@ use crate::{
 pub(super) struct Socket {
     /// The gateway's control socket, as its configuration names it.
     #[arg(long, value_name = "SOCKET", default_value = "/run/mdgw/control")]
-    socket: PathBuf,
+    pub(super) socket: PathBuf,
     /// One line of JSON instead of a table.
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -34,10 +33,10 @@ pub(super) struct HistoryArgs {
 #[derive(Debug, clap::Args)]
 pub(super) struct GroupArgs {
     #[command(flatten)]
-    socket: Socket,
+    pub(super) socket: Socket,
     /// Of which group; needed where there are several.
     #[arg(long, value_name = "N")]
-    group: Option<u16>,
+    pub(super) group: Option<u16>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -59,15 +58,6 @@ pub(super) struct AdmitArgs {
     /// The gateway's name.
     #[arg(long, value_name = "NAME")]
     name: String,
-}
-
-#[derive(Debug, clap::Args)]
-pub(super) struct DrillArgs {
-    #[command(flatten)]
-    of: GroupArgs,
-    /// The other gateway's control socket.
-    #[arg(long, value_name = "SOCKET")]
-    peer: PathBuf,
 }
 
 pub(super) fn status(args: &Socket) -> anyhow::Result<Outcome> {
@@ -216,37 +206,6 @@ pub(super) fn admit(args: &AdmitArgs) -> anyhow::Result<Outcome> {
     answer(&args.of.socket, &request, |_, text| Ok(writeln!(text, "node {} {} is admitted", args.node, args.name)?))
 }
 
-/// There and back: each way as the gateway that leads sees it.
-pub(super) fn drill(args: &DrillArgs) -> anyhow::Result<Outcome> {
-    let group = args.of.group;
-    let mut ways = Vec::new();
-    for socket in [&args.of.socket.socket, &args.peer] {
-        let begun = Instant::now();
-        match ask(socket, &Request::HandOver { group, target: None }) {
-            Ok(value) => ways.push((value, begun.elapsed())),
-            Err(ControlError::Refused(reason)) => {
-                warn(&format!("drill: {} hand-overs done, then {}: {reason}", ways.len(), socket.display()));
-                return Ok(Outcome::No);
-            }
-            Err(error) => bail!("drill: {} hand-overs done, then {error}", ways.len()),
-        }
-    }
-    let mut text = String::new();
-    if args.of.socket.json {
-        let ways: Vec<Value> = ways
-            .iter()
-            .map(|(value, took)| serde_json::json!({ "to": value, "took_us": u64::try_from(took.as_micros()).unwrap_or(u64::MAX) }))
-            .collect();
-        writeln!(text, "{}", serde_json::json!({ "hand_overs": ways }))?;
-    } else {
-        for (value, took) in &ways {
-            writeln!(text, "to {:<24} {:>9.3} ms", leader(&value["leader"]), took.as_secs_f64() * 1e3)?;
-        }
-    }
-    print(&text)?;
-    Ok(Outcome::Done)
-}
-
 /// Asks, and prints what came back; a refusal is the answer no.
 fn answer(
     args: &Socket,
@@ -271,7 +230,7 @@ fn answer(
     Ok(Outcome::Done)
 }
 
-fn leader(value: &Value) -> String {
+pub(super) fn leader(value: &Value) -> String {
     match value {
         Value::Null => "nobody".to_owned(),
         member => format!("{} (node {})", plain(&member["name"]), member["node"]),

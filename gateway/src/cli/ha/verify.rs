@@ -18,7 +18,9 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Each capture is taken as one receiver's view. Receivers' outputs are what `mdgw tail --json` prints.
+Each capture is taken as one receiver's view. Receivers' outputs are what `mdgw tail --json` prints; they do not tell
+who published, so what concerns epochs is not judged by them. What one of them lacks before its first record or after
+its last is told and breaks no promise: it may have run at another time.
 Exit code 1: a promise was broken; the first differences are named. 2: a file could not be read to its end.
 
 Examples:
@@ -29,7 +31,7 @@ pub(crate) struct Args {
     /// Captures (pcap, pcapng; plain, gzip or zstd) and receivers' outputs (JSON lines), told by content.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Only this group.
+    /// Only this group. For captures: receivers' outputs carry none.
     #[arg(long, value_name = "N")]
     group: Option<u16>,
     /// Whose clock tells when an epoch was published: the publishers' own, or the capture's, which also shows what a
@@ -73,6 +75,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     for path in &args.files {
         let is_output = begins_like_rows(path).with_context(|| format!("read {}", path.display()))?;
         if is_output { &mut outputs } else { &mut captures }.push(path.clone());
+    }
+    if let Some(output) = outputs.first().filter(|_| args.group.is_some()) {
+        bail!("--group is for captures: the rows of {} carry no group", output.display());
     }
     let mut damages = Vec::new();
     let mut verdict = judge_captures(&captures, &options, &mut damages)?;

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, ops::Range, time::Duration};
 
 use toml::Spanned;
 
-use super::{Resolver, text};
+use super::{NOWHERE, Resolver, text};
 use crate::{
     config::{
         file::{self, Written},
@@ -15,6 +15,7 @@ use crate::{
         access::{EtcdConfig, EtcdTls, Login, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
         emergent::{EmergentConfigError, Founding},
         identity::NodeId,
+        timing::LeaseTiming,
     },
 };
 
@@ -63,6 +64,7 @@ impl Resolver<'_> {
             return None;
         };
         let (quorum, table) = (written.get_ref(), written.span());
+        let listen = self.address(&quorum.listen, &table, "listen");
         let mut voters = BTreeMap::new();
         for voter in &quorum.voter {
             let (voter, place) = (voter.get_ref(), voter.span());
@@ -70,6 +72,9 @@ impl Resolver<'_> {
             let address = self.address(&voter.address, &place, "address");
             if voters.values().any(|known| *known == address) || voters.insert(node, address).is_some() {
                 self.wrong(&place, format!("node {node} at {address}: another voter has that number or address"));
+            }
+            if address == listen && address != NOWHERE {
+                self.wrong(&place, format!("node {node} at {address}: is this gateway's own `listen`"));
             }
         }
         // The gateway's own vote makes them odd: with an even number two halves could stand against each other.
@@ -82,7 +87,6 @@ impl Resolver<'_> {
         }
         let key_file = self.required(&quorum.key_file, &table, "key_file")?;
         let vote_directory = self.required(&quorum.vote_directory, &table, "vote_directory")?;
-        let listen = self.address(&quorum.listen, &table, "listen");
         Some(QuorumConfig { listen, key_file: key_file.into(), vote_directory: vote_directory.into(), voters })
     }
 
@@ -170,6 +174,22 @@ impl Resolver<'_> {
                 &written.span(),
                 format!("[[election.peer]] node {node} has no [[election.quorum.voter]]: each gateway votes"),
             );
+        }
+    }
+
+    /// No session so short that a gateway with these times would never stand.
+    pub(super) fn session_fits(
+        &mut self,
+        written: &Spanned<file::Election>,
+        backend: Option<&Backend>,
+        timing: &LeaseTiming,
+    ) {
+        let Some(session_ns) = backend.and_then(Backend::session_ns) else { return };
+        if let Err(error) = timing.check_session(session_ns) {
+            let table = written.get_ref().zookeeper.as_ref();
+            let place =
+                table.map(|table| table.get_ref().session_ms.as_ref().map_or_else(|| table.span(), Spanned::span));
+            self.wrong(&place.unwrap_or_else(|| written.span()), error.to_string());
         }
     }
 

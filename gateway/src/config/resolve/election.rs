@@ -14,6 +14,7 @@ use crate::{
     },
     election::{
         identity::{NodeId, NodeName},
+        lease::OnSuspended,
         timing::LeaseTiming,
     },
     pair_link::PeerEnd,
@@ -52,10 +53,13 @@ impl Resolver<'_> {
             }
         };
         let spread = self.spread(election, backend.as_ref());
+        let on_suspended = self.on_suspended(election, backend.as_ref());
+        self.moves_fit(election, backend.as_ref());
         let tenure_ms: u64 = self.number(&election.tenure_ms, limits::TENURE_MS);
         let priority: u8 = self.number(&election.priority, limits::PRIORITY);
         let name = self.node_name(&election.name, &table);
         let timing = self.timing(written);
+        self.session_fits(written, backend.as_ref(), &timing);
         let listeners_ns_max = listeners_ms_max * NS_PER_MS;
         // A lease that listeners have used up before its fence opens is renewed too late, each time.
         let usable_ns = timing.lease_ns.saturating_sub(timing.margin_ns);
@@ -76,7 +80,7 @@ impl Resolver<'_> {
             peers,
             link,
             timing,
-            on_suspended: self.one_of(election.on_suspended.as_ref(), &ON_SUSPENDED).unwrap_or_default(),
+            on_suspended,
             revision: self.number(&election.revision, limits::REVISION),
             preferred,
             spread,
@@ -96,12 +100,36 @@ impl Resolver<'_> {
         };
         let is_wanted = *written.get_ref();
         if is_wanted && !can_be {
-            self.wrong(&written.span(), "under this backend no gateway hands over by itself");
+            self.wrong(&written.span(), NEVER_MOVES);
         }
         if is_wanted && election.preferred.is_some() {
             self.wrong(&written.span(), "`preferred` puts all groups on one gateway");
         }
         is_wanted
+    }
+
+    /// What says when leadership moves by itself, where it never does.
+    fn moves_fit(&mut self, election: &file::Election, backend: Option<&Backend>) {
+        if backend.is_none_or(Backend::moves_groups) {
+            return;
+        }
+        for written in [&election.preferred, &election.tenure_ms].into_iter().flatten() {
+            self.wrong(&written.span(), NEVER_MOVES);
+        }
+    }
+
+    /// A connection is in doubt only where there is one, to a store.
+    fn on_suspended(&mut self, election: &file::Election, backend: Option<&Backend>) -> OnSuspended {
+        let wanted = self.one_of(election.on_suspended.as_ref(), &ON_SUSPENDED).unwrap_or_default();
+        if let (Some(written), Some(Backend::Quorum(_) | Backend::Emergent(_)), OnSuspended::Stop) =
+            (&election.on_suspended, backend, wanted)
+        {
+            self.wrong(
+                &written.span(),
+                "\"stop\": for backends with a store only; here a leader that too few answer goes on until its lease runs out",
+            );
+        }
+        wanted
     }
 
     fn link(
@@ -246,3 +274,5 @@ impl Resolver<'_> {
         Some(core)
     }
 }
+
+const NEVER_MOVES: &str = "under this backend no gateway hands over by itself";

@@ -501,6 +501,52 @@ fn an_election_by_zookeeper_is_shown_and_its_path_checked() {
 }
 
 #[test]
+#[cfg(feature = "zookeeper")]
+fn a_latch_is_explained_by_its_session_and_refused_what_it_would_ignore_or_never_stand_with() {
+    let latch = |more: &str, session: &str| {
+        with_election(&format!(
+            "backend = \"zookeeper\"\n{more}\n[election.zookeeper]\nendpoints = [\"10.0.0.1:2181\"]\nmode = \"latch\"\n{session}"
+        ))
+    };
+    let explained = |text: &str| {
+        let mut explained = String::new();
+        crate::config::explain::explain(&load(text).unwrap(), &mut explained).unwrap();
+        let lines = explained.lines().skip_while(|line| !line.starts_with("election")).skip(1);
+        let lines = lines.take_while(|line| !line.starts_with("  kernel")).map(str::trim_start);
+        lines.collect::<Vec<_>>().join("\n")
+    };
+    expect![[r#"
+          session    4 s, or what the ensemble grants; a leader writes every 20 ms
+          deadline   sending of the last write that was answered + two thirds of the session - margin 20 ms: about 2646 ms
+          takes over when the ensemble has ended the session, 4 s or more after it last heard of it, and a swap; at once after a release or a notice of death
+          in doubt   publishes on until the deadline
+          with       gw1 (node 1)
+          link       none: no notices of death"#]]
+    .assert_eq(&explained(&latch("", "")));
+    assert!(explained(&latch("on_suspended = \"stop\"", "")).contains("in doubt   stops at once"));
+    refused(
+        &latch("preferred = 1\ntenure_ms = 0", ""),
+        expect![[r#"
+            2 problems
+            x.toml:32:13: election.preferred: under this backend no gateway hands over by itself
+            x.toml:33:13: election.tenure_ms: under this backend no gateway hands over by itself"#]],
+    );
+    refused(
+        &latch("profile = \"calm\"", "session_ms = 1000\n"),
+        expect![
+            "x.toml:36:14: election.zookeeper.session_ms: renewal every 200 ms must be at most a third of two thirds of session 1000 ms - margin 200 ms: (666.666666 - 200) / 3 = 155.555555 ms"
+        ],
+    );
+    load(&latch("profile = \"calm\"", "session_ms = 1200\n")).unwrap();
+    refused(
+        &latch("renew_ms = 900\nlease_ms = 10000", ""),
+        expect![
+            "x.toml:34:1: election.zookeeper: renewal every 900 ms must be at most a third of two thirds of session 4000 ms - margin 20 ms: (2666.666666 - 20) / 3 = 882.222222 ms"
+        ],
+    );
+}
+
+#[test]
 fn a_hang_limit_is_longer_than_a_sound_gateway_may_wait_and_has_somebody_who_looks() {
     let linked = |more: &str| {
         let link = "[election.link]\nlisten = \"127.0.0.1:1\"\npeer = \"127.0.0.1:2\"\nkey_file = \"key\"\n";
@@ -610,6 +656,49 @@ fn an_emergent_election_is_shown_and_says_what_a_split_means() {
     let line = explained.lines().find(|line| line.starts_with("election")).unwrap();
     expect!["election     as gw0 (node 0), by membership: this gateway on 10.0.0.1:31300, seeds 10.0.0.1:31300, 10.0.0.2:31300; the oldest of at least 1 leads, ACROSS A SPLIT TWO CAN, one for each group"]
         .assert_eq(line);
+}
+
+#[test]
+fn what_a_backend_would_ignore_is_refused() {
+    let emergent = format!(
+        "backend = \"emergent\"\non_suspended = \"stop\"\npreferred = 1\ntenure_ms = 10000\nspread = true\n\
+         [election.emergent]\n{MEMBERSHIP}"
+    );
+    refused(
+        &with_election(&emergent),
+        expect![[r#"
+            5 problems
+            x.toml:32:16: election.on_suspended: "stop": for backends with a store only; here a leader that too few answer goes on until its lease runs out
+            x.toml:33:13: election.preferred: under this backend no gateway hands over by itself
+            x.toml:34:13: election.tenure_ms: under this backend no gateway hands over by itself
+            x.toml:35:10: election.spread: under this backend no gateway hands over by itself
+            x.toml:35:10: election.spread: `preferred` puts all groups on one gateway"#]],
+    );
+    refused(
+        &with_votes("on_suspended = \"stop\"\npreferred = 1\ntenure_ms = 0", "10.0.0.3:27500"),
+        expect![[
+            r#"x.toml:32:16: election.on_suspended: "stop": for backends with a store only; here a leader that too few answer goes on until its lease runs out"#
+        ]],
+    );
+    load(&with_votes("on_suspended = \"hold\"", "10.0.0.3:27500")).unwrap();
+    load(&with_file_election("on_suspended = \"stop\"\npreferred = 1\ntenure_ms = 0")).unwrap();
+}
+
+/// An election by votes, with another gateway and a witness there.
+fn with_votes(more: &str, witness: &str) -> String {
+    with_election(&format!(
+        "backend = \"quorum\"\n{more}\n[election.quorum]\nlisten = \"10.0.0.1:27500\"\nkey_file = \"key\"\n\
+         vote_directory = \"votes\"\n[[election.quorum.voter]]\nnode = 1\naddress = \"10.0.0.2:27500\"\n\
+         [[election.quorum.voter]]\nnode = 2\naddress = \"{witness}\"\n"
+    ))
+}
+
+#[test]
+fn a_voter_is_not_at_this_gateways_own_address() {
+    refused(
+        &with_votes("", "10.0.0.1:27500"),
+        expect!["x.toml:40:1: election.quorum.voter[1]: node 2 at 10.0.0.1:27500: is this gateway's own `listen`"],
+    );
 }
 
 #[test]
