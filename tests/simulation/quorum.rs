@@ -278,7 +278,22 @@ fn a_less_fit_leader_moves_on_each_time_after_twice_as_long_and_not_when_pinned(
         world.input(leader, Input::Pin(Pin::Pinned));
         world.input(leader, Input::Fitness(stalled));
         world.run_for(2_000 * MS);
-        if world.opened.len() == before { Ok(()) } else { Err("moved though pinned".to_owned()) }
+        if world.opened.len() != before {
+            return Err("moved though pinned".to_owned());
+        }
+        // A pin ends with its leadership: handed over by hand, and led again, it moves on.
+        world.hand_over(None);
+        world.run_for(100 * MS);
+        let other = world.leading().filter(|other| *other != leader).ok_or("not handed over by hand")?;
+        for (worse, better) in [(other, leader), (leader, other)] {
+            world.input(better, Input::Fitness(Fitness::default()));
+            world.input(worse, Input::Fitness(stalled));
+            world.run_for(1_500 * MS);
+            if world.leading() != Some(better) {
+                return Err(format!("{worse} does not move on: {:?} {:?}", world.opened, world.closed));
+            }
+        }
+        Ok(())
     });
 }
 
