@@ -20,11 +20,12 @@ mod heard;
 mod packet;
 mod publisher;
 mod sink;
+mod tail;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 
 pub use heard::{EndedWords, Heard, HeardWords, Look, LookWords, Opening, OpeningWords, SentWord, TakeoverWords};
 pub(crate) use packet::packet_header;
-pub(crate) use publisher::ends_by;
 pub use publisher::{PublishCounts, PublishMode, Publisher, PublisherConfig};
 pub use sink::{LogSink, Numbering, SinkCounts};
+pub(crate) use tail::ends_by;

@@ -137,13 +137,7 @@ impl ReadSegment {
 
     /// Index slots, oldest first. They outlive a crash on their own, so [`Self::is_sound`] has the last word.
     pub(crate) fn slots(&self) -> impl DoubleEndedIterator<Item = Slot> + '_ {
-        let count = word(&self.map, SLOT_COUNT).load_acquire();
-        let count = usize::try_from(count).unwrap_or(usize::MAX).min(self.head.layout.slot_count_max);
-        (0..count).map(move |index| {
-            let [low, high, first, offset] = slot_words(&self.map, index).map(|word| word.load(Relaxed));
-            let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-            Slot { session: session_from_words([low, high]), first, offset }
-        })
+        slots(&self.map, &self.head)
     }
 
     /// Whether the slot leads to the entry that it names.
@@ -295,6 +289,11 @@ impl WriteSegment {
         see(&self.map, number, base, offset)
     }
 
+    /// Index slots, oldest first.
+    pub(crate) fn slots(&self) -> impl DoubleEndedIterator<Item = Slot> + '_ {
+        slots(&self.map, &self.head)
+    }
+
     /// Sparse, so a full table is no error: the way from the last slot only gets longer.
     fn push_slot(&mut self, entry: &EntryHead, offset: usize) {
         if self.slot_count >= self.head.layout.slot_count_max {
@@ -427,6 +426,16 @@ fn bytes(map: &MmapRaw, offset: usize, length: usize) -> &[u8] {
     // again, neither by the writer, which only moves forward, nor by recycling, which unlinks. The file is never
     // truncated, so no page goes away. Private memory is reset by `&mut` alone, which ends every borrow.
     unsafe { std::slice::from_raw_parts(at, length) }
+}
+
+fn slots<'a>(map: &'a MmapRaw, head: &SegmentHead) -> impl DoubleEndedIterator<Item = Slot> + use<'a> {
+    let count = word(map, SLOT_COUNT).load_acquire();
+    let count = usize::try_from(count).unwrap_or(usize::MAX).min(head.layout.slot_count_max);
+    (0..count).map(move |index| {
+        let [low, high, first, offset] = slot_words(map, index).map(|word| word.load(Relaxed));
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        Slot { session: session_from_words([low, high]), first, offset }
+    })
 }
 
 fn slot_words(map: &MmapRaw, index: usize) -> [&AtomicU64; 4] {

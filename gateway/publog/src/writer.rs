@@ -11,7 +11,7 @@ use crate::{
     Checksum, Entry, LogError, Position, SessionBytes,
     directory::{lock_path, remove_unfinished, segment_numbers, segment_path},
     retention::{Keeper, Retention, Shared},
-    segment::{EntryHead, Layout, ReadSegment, Seen, SegmentHead, WriteSegment, seal_abandoned, try_lock},
+    segment::{EntryHead, Layout, ReadSegment, Seen, SegmentHead, Slot, WriteSegment, seal_abandoned, try_lock},
 };
 
 /// How a log is set up.
@@ -297,6 +297,19 @@ impl Writer {
             area.begin() <= from && from <= area.end()
         })?;
         Some(Pending { writer: self, area_index, at: from })
+    }
+
+    /// A place that [`Self::pending`] knows, not far before the first entry of `session` that settles `sequence` or
+    /// something after it. `None` when memory does not show that none of them is older: ask a
+    /// [`Reader`](crate::Reader).
+    #[must_use]
+    pub fn pending_before(&self, session: SessionBytes, sequence: u64) -> Option<Position> {
+        (0..=self.older.len()).rev().find_map(|index| {
+            let area = self.area(index);
+            let is_before = |slot: &Slot| slot.session == session && slot.first < sequence;
+            let slot = area.segment.slots().rev().find(is_before)?;
+            Some(Position { segment: area.number, offset: area.base + slot.offset as u64 })
+        })
     }
 
     /// The oldest place that [`Self::pending`] still knows.

@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use mdgw_feeds::{
     channel::ChannelState,
-    identity::{ChannelId, Epoch, GroupId, Sequence, Session},
+    identity::{ChannelId, Epoch, GroupId, Sequence},
     published::{packet::PacketFlags, position::StreamPosition},
     time::{MonoNs, UnixNs},
 };
@@ -14,6 +14,7 @@ use super::{
     heard::{Look, Opening, TakeoverWords},
     packet::packet_header,
     sink::{LogSink, Numbering, state_frame},
+    tail::{Source, Tail, ends_by, span_of},
 };
 use crate::{
     fence::Fence,
@@ -108,34 +109,6 @@ pub struct Publisher {
 struct LineCursor {
     output: OutputIndex,
     at: Position,
-}
-
-#[derive(Debug)]
-struct Tail {
-    reader: Reader,
-    /// Where the log ended when the fence opened.
-    until: Position,
-    due: MonoNs,
-    /// The gateway before had come so far, which this one hasn't yet: nothing new is said until it has.
-    behind: Option<StreamPosition>,
-}
-
-impl Tail {
-    /// Goes on to the first entry that says more than was heard. How many were passed over.
-    fn pass_over(&mut self) -> u64 {
-        let mut count = 0;
-        while let Some(heard) = self.behind
-            && let Some(entry) = self.reader.peek()
-        {
-            if ends_by(&entry, heard) {
-                self.reader.next();
-                count += 1;
-            } else {
-                self.behind = None;
-            }
-        }
-        count
-    }
 }
 
 /// How fast the log grows.
@@ -290,7 +263,7 @@ impl Publisher {
         if let Some(tail) = self.tail.as_mut() {
             return match tail.behind {
                 Some(heard) => Some(heard),
-                None => tail.reader.peek().and_then(|entry| span_of(&entry)).map(|(from, _)| from),
+                None => tail.peek(log.writer()).and_then(|entry| span_of(&entry)).map(|(from, _)| from),
             };
         }
         let sent = self.lines.iter().map(|line| line.at).min()?;
@@ -357,19 +330,22 @@ impl Publisher {
         let behind = heard.filter(|heard| log.ready().is_none_or(|ready| ready < *heard));
         let is_level = heard.is_some_and(|heard| log.ready() == Some(heard));
         let sent = self.lines.iter().map(|line| line.at).min().unwrap_or(until);
-        let reader = match heard {
-            Some(_) if behind.is_some() => self.read_from(until),
+        let source = match heard {
+            Some(_) if behind.is_some() => Some(Source::Memory(until)),
             Some(_) if is_level => None,
-            Some(heard) => self.read_from_heard(heard),
-            None if sent < until => self.read_from(sent),
-            None => None,
+            Some(heard) => {
+                Source::in_memory(log.writer(), heard).or_else(|| self.read_from_heard(heard).map(Source::Files))
+            }
+            None if sent >= until => None,
+            None if log.writer().pending(sent).is_some() => Some(Source::Memory(sent)),
+            None => self.read_from(sent).map(Source::Files),
         };
-        match reader {
-            Some(reader) if behind.is_some() || reader.position() < until => {
+        match source {
+            Some(source) if behind.is_some() || source.position() < until => {
                 for line in &mut self.lines {
-                    line.at = reader.position();
+                    line.at = source.position();
                 }
-                self.tail = Some(Tail { reader, until, due: now, behind });
+                self.tail = Some(Tail::new(source, until, now, behind));
             }
             Some(_) => self.go_live(until, log),
             None if is_level => self.go_live(until, log),
@@ -421,6 +397,23 @@ impl Publisher {
         }
     }
 
+    /// `false` when there is no tail any more: neither memory nor the files have its next entry.
+    fn tail_is_at_hand(&mut self, log: &LogSink) -> bool {
+        let Some(at) = self.tail.as_ref().filter(|tail| tail.is_forgotten(log.writer())).map(Tail::position) else {
+            return true;
+        };
+        match (self.read_from(at), self.tail.as_mut()) {
+            (Some(reader), Some(tail)) => {
+                tail.go_on_in(reader);
+                true
+            }
+            _ => {
+                self.go_live(at, log);
+                false
+            }
+        }
+    }
+
     /// One portion of the tail. The lines go together, so when one is cut short the others repeat some packets, which
     /// receivers drop.
     #[cold]
@@ -431,18 +424,23 @@ impl Publisher {
         buffers: &mut SendBuffers,
         io: &mut I,
     ) -> Progress {
+        if !self.tail_is_at_hand(log) {
+            return Progress::Again;
+        }
         let Some(tail) = self.tail.as_mut().filter(|tail| tail.due <= now) else { return Progress::Nothing };
-        self.counts.passed_over += tail.pass_over();
+        self.counts.passed_over += tail.pass_over(log.writer());
         if tail.behind.is_some() {
             return Progress::Nothing;
         }
         // What came since the opening waits behind the tail, and goes out at its pace while it is more than a portion.
-        let is_in_tail = tail.reader.peek().is_some_and(|entry| entry.position < tail.until);
-        let mut waiting = log.writer().pending(tail.reader.position());
+        let until = tail.until;
+        let next = tail.peek(log.writer()).map(|entry| entry.position);
+        let is_in_tail = next.is_some_and(|next| next < until);
+        let mut waiting = log.writer().pending(tail.position());
         let is_short = waiting.as_mut().is_some_and(|waiting| waiting.nth(TAIL_PORTION_PACKETS).is_none());
-        if !is_in_tail && (is_short || tail.reader.peek().is_none()) {
+        if !is_in_tail && (is_short || next.is_none()) {
             // From here on the writer's own memory has it.
-            let at = tail.reader.position();
+            let at = tail.position();
             self.go_live(at, log);
             return Progress::Again;
         }
@@ -452,21 +450,18 @@ impl Publisher {
         let mut count = 0;
         let flags = if is_in_tail { PacketFlags::RETRANSMISSION } else { PacketFlags::default() };
         for line in &self.lines {
-            let entries = tail.reader.ahead().take(portion);
-            let entries = entries.take_while(|entry| !is_in_tail || entry.position < tail.until);
+            let entries = tail.ahead(log.writer()).take(portion);
+            let entries = entries.take_while(|entry| !is_in_tail || entry.position < until);
             count = fill(&mut batch, entries, &headers, flags, line.output);
         }
         let HandedOver { taken, at, .. } = hand_over(&batch, now, io, &self.config, &mut self.counts);
         // The last line was served last, so it has the least.
         let whole = taken.saturating_sub(count * (self.lines.len() - 1));
-        if let Some(last) = whole.checked_sub(1).and_then(|index| tail.reader.ahead().nth(index)) {
-            let end = last.end;
-            tail.reader.skip_to(end);
-        }
+        tail.skip(whole, log.writer());
         for line in &mut self.lines {
-            line.at = tail.reader.position();
+            line.at = tail.position();
         }
-        self.words.sent.set(tail.reader.position());
+        self.words.sent.set(tail.position());
         let input_per_s = self.input.measure(log.writer().counts().entries, now);
         let per_s = self.config.tail_packets_per_s.max(input_per_s.saturating_mul(2)).max(1);
         let portion_ns = (whole.max(1) as u64).saturating_mul(NS_PER_S) / per_s;
@@ -572,7 +567,7 @@ impl Publisher {
             if let Some(heard) = tail.behind {
                 return Some(Standing::at(heard));
             }
-            let entry = tail.reader.peek()?;
+            let entry = tail.peek(log.writer())?;
             let Entry { session, first, .. } = entry;
             return Some(Standing { session, next: first, has_ended: false, has_failed: false });
         }
@@ -587,19 +582,6 @@ impl Standing {
     fn at(position: StreamPosition) -> Self {
         Self { session: position.session.to_bytes(), next: position.sequence.0, has_ended: false, has_failed: false }
     }
-}
-
-/// Whether an entry says nothing beyond `heard`.
-pub(crate) fn ends_by(entry: &Entry<'_>, heard: StreamPosition) -> bool {
-    // An entry that settles nothing has something to say where it stands.
-    span_of(entry).is_some_and(|(from, until)| until < heard || (until == heard && from < until))
-}
-
-/// From where to where an entry says something.
-fn span_of(entry: &Entry<'_>) -> Option<(StreamPosition, StreamPosition)> {
-    let range = (Sequence(entry.first), Sequence(entry.next));
-    let session = Session::from_bytes(entry.session)?;
-    Some(StreamPosition::span_of_body(session, range, entry.payload))
 }
 
 /// What one round of sending came to.

@@ -69,7 +69,7 @@ impl ThreadIo for TestIo {
 }
 
 struct World {
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
     log: LogSink,
     keeper: Keeper,
     words: Arc<TakeoverWords>,
@@ -127,7 +127,7 @@ impl World {
         let publisher = Publisher::new(config, &log, Arc::clone(&words));
         let io = TestIo { inner: EpollSet::new().unwrap().thread_io().unwrap(), refuse: 0, after: None };
         let buffers = SendBuffers::new(Outputs::new(outputs));
-        Self { _directory: directory, log, keeper, words, publisher, buffers, io, receivers }
+        Self { directory, log, keeper, words, publisher, buffers, io, receivers }
     }
 
     /// Messages `[first, next)` as one datagram each.
@@ -320,6 +320,45 @@ fn a_takeover_begins_where_the_old_leader_was_heard_last() {
     world.send(&Fence::stand_alone(Epoch(2)));
     assert_eq!(world.received(0), live(2, 3_000..3_002));
     assert_eq!(world.words.sent.get(), Some(world.log.writer().end()));
+}
+
+#[test]
+fn a_takeover_needs_no_files_for_what_memory_has() {
+    let mut world = World::new(&Setup::default());
+    world.log.session(session(), Sequence(1));
+    // The place stands a segment before the last.
+    world.messages(1, 1_000);
+    world.hear(1, 0, 800, 0);
+    std::fs::remove_dir_all(world.directory.path()).unwrap();
+    world.send(&Fence::stand_alone(Epoch(2)));
+    assert!(world.log.writer().counts().segments > 2, "{:?}", world.log.writer().counts());
+    let mut expected = vec!["2 [800,800) h0".to_owned()];
+    expected.extend(live(2, 800..1_000).iter().map(|text| text.replace(") 1", ") r1")));
+    assert_eq!(world.received(0), expected);
+    let counts = world.publisher.counts();
+    assert_eq!((counts.log_failures, counts.overruns), (0, 0));
+}
+
+#[test]
+fn what_memory_gives_up_during_a_tail_comes_from_the_files() {
+    let mut world = World::new(&Setup { tail_packets_per_s: 2_000, ..Setup::default() });
+    let fence = Fence::stand_alone(Epoch(2));
+    world.log.session(session(), Sequence(1));
+    world.messages(1, 40);
+    world.hear(1, 0, 5, 0);
+    world.send(&fence);
+    let mut said = world.received(0);
+    let begun_at = world.words.sent.get().unwrap();
+    world.messages(40, 3_000);
+    assert!(world.log.writer().pending(begun_at).is_none(), "memory still has it");
+    while world.publisher.mode() == PublishMode::Tail {
+        world.deadline(mono_now(), &fence);
+        said.extend(world.received(0));
+    }
+    said.retain(|text| !text.contains('h'));
+    let again = live(2, 5..40).iter().map(|text| text.replace(") 1", ") r1")).collect::<Vec<_>>();
+    assert_eq!(said, [again, live(2, 40..3_000)].concat());
+    assert_eq!(world.publisher.counts().overruns, 0);
 }
 
 #[test]
