@@ -1,4 +1,4 @@
-//! System calls that the rest of the crate wants with a safe face: clocks, cores, scheduling, futexes, socket options.
+//! System calls that the rest of the crate wants with a safe face: clocks, cores, scheduling, locked memory, futexes, socket options.
 
 pub mod affinity;
 pub mod cgroup;
@@ -8,6 +8,7 @@ pub mod futex;
 pub mod hardware_stamps;
 pub mod interfaces;
 pub mod kernel_fence;
+pub mod memory;
 #[cfg(test)]
 pub(crate) mod namespace;
 pub mod packet_ring;

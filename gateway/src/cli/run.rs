@@ -21,6 +21,7 @@ use super::{
 use crate::{
     config::Resolved,
     gateway::{self, Gateway, GatewayReport, Overrides},
+    sys::memory,
 };
 
 #[derive(Debug, clap::Args)]
@@ -60,6 +61,12 @@ impl From<TsRecvArg> for TsRecv {
 pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let mut config = Resolved::load(&args.config)?;
     let level = logging::start(config.log.level);
+    // While there is little but the program: what comes later is locked as it is touched.
+    if config.gateway.lock_memory
+        && let Err(error) = memory::lock()
+    {
+        tracing::warn!(%error, "memory is not locked: it may be taken away when it runs short");
+    }
     // Before anything runs that a signal would leave half done.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("catch signals")?;
     let overrides = Overrides {

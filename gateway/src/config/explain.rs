@@ -373,7 +373,8 @@ fn explain_memory(config: &Resolved, out: &mut impl Write) -> fmt::Result {
         (PEERS_ROW, memory.history_bytes),
         ("together", memory.total_bytes()),
     ];
-    writeln!(out, "\nmemory, about")?;
+    let locked = if config.gateway.lock_memory { " (locked, as far as this process may)" } else { "" };
+    writeln!(out, "\nmemory, about{locked}")?;
     let mut rows = rows.into_iter().filter(|(name, bytes)| *bytes > 0 || *name != PEERS_ROW);
     rows.try_for_each(|(name, bytes)| writeln!(out, "  {name:<20} {:>10}", Bytes(bytes).to_string()))
 }
@@ -443,7 +444,7 @@ mod tests {
             latency      every 10 s to /var/log/mdgw, 2 significant digits
             log          info
 
-            memory, about
+            memory, about (locked, as far as this process may)
               books                 320.4 MiB
               reorder windows         7.1 MiB
               publication logs        512 MiB

@@ -54,6 +54,8 @@ pub struct Gateway {
     pub retention_bytes: Written<i64>,
     /// How old an entry may become, 0 for no limit.
     pub retention_seconds: Written<i64>,
+    /// Whether memory is locked where the host allows it.
+    pub lock_memory: Written<bool>,
 }
 
 /// `[[pool]]`

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     net::probe::{self, IoChoice},
-    sys::{affinity::usable_cores, kernel_fence::KernelFence, scheduler::set_fifo},
+    sys::{affinity::usable_cores, kernel_fence::KernelFence, memory, scheduler::set_fifo},
 };
 
 /// This host, as far as a configuration depends on it.
@@ -28,6 +28,8 @@ pub struct Host {
     pub cores: Vec<usize>,
     /// `net.core.rmem_max`, bytes; `None` where it can't be read.
     pub receive_buffer_bytes_max: Option<usize>,
+    /// Why memory may not be locked here, if so.
+    pub lock_refused: Option<String>,
     /// What it refused when it was tried: directories, addresses, keys, a backend, a priority.
     pub refused: Vec<String>,
     /// What is not there, and may be when the gateway starts.
@@ -52,6 +54,7 @@ impl Host {
             interfaces: interfaces(config).filter(|interface| interface.now().is_ok()).cloned().collect(),
             cores: usable_cores(),
             receive_buffer_bytes_max: rmem_max.and_then(|text| text.trim().parse().ok()),
+            lock_refused: memory::may_lock().err().map(|error| error.to_string()),
             refused: refusals(config),
             absent: config.election.as_ref().and_then(election::absence).into_iter().collect(),
         }
@@ -75,6 +78,9 @@ impl Host {
                 let usable = &self.cores;
                 found.faults.push(format!("core {core} of pool {} is not usable here (usable: {usable:?})", pool.name));
             }
+        }
+        if let Some(why) = self.lock_refused.as_ref().filter(|_| config.gateway.lock_memory) {
+            found.warnings.push(format!("memory cannot be locked, so it may be taken away when it runs short: {why}"));
         }
         let max = self.receive_buffer_bytes_max.unwrap_or(usize::MAX);
         for channel in &config.channels {
@@ -227,15 +233,29 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_has_everything_gives_no_findings() {
-        let config = shipped();
-        let host = Host {
-            interfaces: interfaces(&config).cloned().collect(),
+    fn memory_that_cannot_be_locked_is_told_where_it_would_be() {
+        let mut config = shipped();
+        let mut host = host_that_has_everything(&config);
+        host.lock_refused = Some("a limit".to_owned());
+        let warnings = host.findings(&config).warnings;
+        assert!(warnings.len() == 1 && warnings[0].ends_with("when it runs short: a limit"), "{warnings:?}");
+        config.gateway.lock_memory = false;
+        assert_eq!(host.findings(&config), Findings::default());
+    }
+
+    fn host_that_has_everything(config: &Resolved) -> Host {
+        Host {
+            interfaces: interfaces(config).cloned().collect(),
             cores: vec![2, 3],
             receive_buffer_bytes_max: Some(1 << 30),
             ..Host::default()
-        };
-        assert_eq!(host.findings(&config), Findings::default());
+        }
+    }
+
+    #[test]
+    fn a_host_that_has_everything_gives_no_findings() {
+        let config = shipped();
+        assert_eq!(host_that_has_everything(&config).findings(&config), Findings::default());
     }
 
     #[test]

@@ -97,6 +97,7 @@ impl Resolver<'_> {
             segment_bytes,
             retention_bytes,
             retention_ns: (retention_seconds > 0).then_some(retention_seconds * NS_PER_SECOND),
+            lock_memory: gateway.lock_memory.as_ref().is_none_or(|wanted| *wanted.get_ref()),
         }
     }
 

@@ -73,6 +73,8 @@ pub struct GatewayConfig {
     pub retention_bytes: u64,
     /// How old an entry may become; `None`: as long as there is room.
     pub retention_ns: Option<u64>,
+    /// Whether the gateway's memory is locked, where the host allows it.
+    pub lock_memory: bool,
 }
 
 /// One pool of threads over one handle set.

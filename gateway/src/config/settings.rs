@@ -38,6 +38,7 @@ impl Resolved {
         list.push("gateway.segment_bytes", gateway.segment_bytes);
         list.push("gateway.retention_bytes", gateway.retention_bytes);
         list.push("gateway.retention_seconds", gateway.retention_ns.unwrap_or(0) / 1_000_000_000);
+        list.push("gateway.lock_memory", gateway.lock_memory);
         for pool in &self.pools {
             list.pool(pool);
         }
