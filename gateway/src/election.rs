@@ -47,6 +47,7 @@ pub mod latch;
 pub mod lease;
 pub mod moves;
 pub mod peer;
+pub mod place;
 pub mod placement;
 pub mod placer;
 pub mod quorum;

@@ -60,12 +60,12 @@ use crate::{
     },
     control::{Admit, ControlServer, GroupControl, PairControl},
     election::{
-        access::AccessError,
         auth::SharedKey,
         core::Progress,
         driver::Election,
         identity::{Incarnation, Member, NodeId},
         latch::LeaderLatch,
+        place::PlaceError,
     },
     engine::{
         dispatch::{FailReason, StartError},
@@ -195,7 +195,7 @@ pub enum GatewayError {
     },
     /// The election's store.
     #[error(transparent)]
-    Store(#[from] AccessError),
+    Store(#[from] PlaceError),
     /// The retransmission service.
     #[error(transparent)]
     Retransmission(#[from] ServiceError),

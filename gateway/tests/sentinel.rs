@@ -17,17 +17,18 @@ use std::{
 use mdgw::{
     election::{
         auth::SharedKey,
-        file::FileRegister,
+        file::{FileRegister, group_directory},
         fitness::Fitness,
         identity::{Incarnation, Member, NodeId, NodeName},
         peer::DeathNotice,
+        place::RecordPlace,
         record::{ConfigurationMark, Record},
         register::{Outcome as RegisterOutcome, Register as _, RegisterEvent, Ticket, Version},
     },
     sentinel::{
         Sentinel, Source,
         announcement::Announcement,
-        charge::{Charge, GroupCharge, RegisterCharge},
+        charge::{Charge, GroupCharge},
         forbid_core_dumps,
         page::Page,
     },
@@ -90,8 +91,8 @@ impl Site {
         if let Some(limit_ms) = options.hang_limit_ms {
             command.env("HANG_LIMIT_MS", limit_ms.to_string());
         }
-        if let Some(register) = options.register {
-            command.env("REGISTER", register);
+        if let Some(records) = options.records {
+            command.env("RECORDS", records);
         }
         if let Some(service) = options.service {
             command.env("SERVICE", service);
@@ -119,7 +120,7 @@ struct Options<'a> {
     resident_mb: usize,
     hang_limit_ms: Option<u64>,
     service: Option<&'a Path>,
-    register: Option<&'a Path>,
+    records: Option<&'a Path>,
 }
 
 struct Gateway {
@@ -205,11 +206,8 @@ fn the_gateways_part() {
             name: NodeName::new("gw3").unwrap(),
             incarnation: Incarnation(number("INCARNATION").unwrap()),
         },
-        groups: vec![GroupCharge {
-            group: GROUP.0,
-            lease_ns: 100_000_000,
-            register: variable("REGISTER").map(|path| RegisterCharge::File(path.into())),
-        }],
+        groups: vec![GroupCharge { group: GROUP.0, lease_ns: 100_000_000 }],
+        records: variable("RECORDS").map(|path| RecordPlace::File(path.into())),
         thread_count: 1,
         told: vec![variable("TOLD").unwrap().parse().unwrap()],
         key_file: variable("KEY_FILE").unwrap().into(),
@@ -342,7 +340,9 @@ fn a_thread_that_makes_no_progress_is_a_hang() {
 fn a_record_that_nobody_took_over_is_marked() {
     let directory = tempfile::tempdir().unwrap();
     let (sender, events) = mpsc::channel();
-    let mut register = FileRegister::open(directory.path(), Arc::new(move |event| drop(sender.send(event)))).unwrap();
+    let mut register =
+        FileRegister::open(group_directory(directory.path(), GROUP), Arc::new(move |event| drop(sender.send(event))))
+            .unwrap();
     let answered = || {
         events.iter().find_map(|event| match event {
             RegisterEvent::Answer { outcome, .. } => Some(outcome),
@@ -364,7 +364,7 @@ fn a_record_that_nobody_took_over_is_marked() {
     };
     register.compare_and_swap(Ticket(1), Version::NONE, &held);
     assert!(matches!(answered(), Some(RegisterOutcome::Swapped(_))));
-    let options = Options { register: Some(directory.path()), ..with_incarnation(16) };
+    let options = Options { records: Some(directory.path()), ..with_incarnation(16) };
     let said = check(options, |gateway| gateway.child.kill().unwrap());
     assert!(said.contains("Done"), "{said}");
     register.read(Ticket(2));

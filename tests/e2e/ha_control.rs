@@ -1,9 +1,12 @@
-//! A running gateway is asked over its socket, and its audit tells of its starts and ends.
+//! Running gateways are asked and told over their sockets, and the audit tells of starts and ends.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::fs;
+use std::{fs, path::Path};
 
 use mdgw_tests::{
+    elected::ElectedPair,
+    gateways::Gateways,
+    pair::wait_until,
     process::{self, Signal},
     site::{Site, Wanted, text},
 };
@@ -54,4 +57,101 @@ fn a_gateway_tells_its_history_over_kills_and_starts() {
     let _ = gateway.end_by(Signal::Terminate).with_code(0);
     assert!(!socket.exists());
     assert!(fs::read_to_string(&audit).unwrap().trim_end().ends_with("\"event\":\"stopped\"}"));
+}
+
+#[test]
+fn a_pair_is_pinned_and_let_go_by_whoever_leads() {
+    let mut pair = ElectedPair::new(Wanted::itch());
+    [1, 2].into_iter().for_each(|node| pair.start(node));
+    let leader = pair.leader();
+    let other = 3 - leader;
+    let is_pinned = |node| pair.status(node).unwrap()["pinned"] == true;
+    for told in ["pin", "unpin"] {
+        let refused = pair.gateways.ask(other, &[told]).with_code(1);
+        assert!(refused.stderr.contains("does not lead"), "{}", refused.stderr);
+    }
+    assert!(!is_pinned(leader));
+    let done = pair.gateways.ask(leader, &["pin"]).with_code(0);
+    assert!(done.stdout.contains("moves no more by itself"), "{}", done.stdout);
+    wait_until("it is pinned", || is_pinned(leader));
+    let _done = pair.gateways.ask(leader, &["unpin"]).with_code(0);
+    wait_until("it may move again", || !is_pinned(leader));
+}
+
+#[test]
+fn a_drill_hands_over_and_back_and_says_how_long_it_took() {
+    let mut pair = ElectedPair::new(Wanted::itch());
+    [1, 2].into_iter().for_each(|node| pair.start(node));
+    let leader = pair.leader();
+    let other = 3 - leader;
+    pair.wait_until_stands(other);
+    let epoch = |node| pair.status(node).unwrap()["epoch"]["count"].as_u64().unwrap();
+    let before = epoch(leader);
+    let drill = |from: u8, more: &[&str]| {
+        let peer = pair.gateways.site(3 - from).path("control");
+        pair.gateways.ask(from, &[&["drill", "--peer", text(&peer)], more].concat())
+    };
+    let refused = drill(other, &[]).with_code(1);
+    assert!(refused.stderr.contains(&format!("node {other} does not lead")), "{}", refused.stderr);
+    assert_eq!(epoch(leader), before, "a drill that was refused moves nothing");
+
+    let json = drill(leader, &["--json"]).with_code(0).json();
+    let ways = json["hand_overs"].as_array().unwrap();
+    let to: Vec<_> = ways.iter().map(|way| way["to"]["leader"]["node"].as_u64().unwrap()).collect();
+    assert_eq!(to, [u64::from(other), u64::from(leader)]);
+    assert!(ways.iter().all(|way| way["took_us"].as_u64().unwrap() > 0), "{json}");
+    pair.wait_until_leads(leader);
+    assert_eq!(epoch(leader), before + 2);
+    // The one that led meanwhile has it on record.
+    wait_until("the audit has it", || {
+        let history = pair.gateways.ask(other, &["history", "--json"]).with_code(0).json();
+        let entries = history["entries"].as_array().unwrap();
+        ["gained", "lost"]
+            .iter()
+            .all(|event| entries.iter().any(|entry| entry["event"] == *event && entry["epoch_count"] == before + 1))
+    });
+}
+
+#[test]
+fn a_gateway_that_the_record_does_not_name_stands_once_it_is_admitted() {
+    let first = Site::numbered(1);
+    let second = first.twin(2);
+    let records = first.path("records");
+    let mut gateways = Gateways::new(vec![first, second]);
+    // The one that is there knows of another peer, which never comes.
+    let config = configured(gateways.site(1), &records, 9);
+    gateways.start(1, &config);
+    let of = |gateways: &Gateways, node| gateways.status(node).unwrap()[0].clone();
+    wait_until("it leads", || of(&gateways, 1)["role"] == "leader");
+    let config = configured(gateways.site(2), &records, 1);
+    gateways.start(2, &config);
+    wait_until("it says what stands in the way", || {
+        of(&gateways, 2)["obstacle"].as_str().is_some_and(|text| text.contains("mdgw ha admit"))
+    });
+
+    let admit = |node: u8, name: &str| gateways.ask(1, &["admit", "--node", &node.to_string(), "--name", name]);
+    let refused = admit(9, "other").with_code(1);
+    assert!(refused.stderr.contains("node 9 is gw9 already"), "{}", refused.stderr);
+    let refused = gateways.ask(2, &["admit", "--node", "5", "--name", "gw5"]).with_code(1);
+    assert!(refused.stderr.contains("does not lead"), "{}", refused.stderr);
+    let done = admit(2, "gw2").with_code(0);
+    assert!(done.stderr.contains("belong to one gateway alone"), "{}", done.stderr);
+    wait_until("it stands", || {
+        let status = of(&gateways, 2);
+        status["role"] == "candidate" && status["obstacle"].is_null()
+    });
+    gateways.kill(1);
+    wait_until("it leads in its turn", || of(&gateways, 2)["role"] == "leader");
+}
+
+/// A gateway over the records, which knows of one peer and has no link to it.
+fn configured(site: &Site, records: &Path, peer: u8) -> String {
+    let keys = format!("[gateway]\ncontrol_socket = \"{}\"", text(&site.path("control")));
+    let election = format!(
+        "\n[election]\nbackend = \"file\"\nprofile = \"calm\"\nname = \"gw{}\"\n\n\
+         [election.file]\ndirectory = \"{}\"\n\n[[election.peer]]\nnode = {peer}\nname = \"gw{peer}\"\n",
+        site.node,
+        text(records)
+    );
+    site.config_text(&Wanted::itch()).replacen("[gateway]", &keys, 1) + &election
 }

@@ -1,19 +1,32 @@
 //! A group's record in real stores: what a swap, a read and a watch promise, while nodes die, hang, come back, or come
 //! back with old data.
 
-use std::{fs, thread, time::Duration};
+use std::{
+    fs,
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
 
-use mdgw::election::{
-    access::{EtcdConfig, EtcdTls, Login, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
-    etcd,
-    record::Record,
-    register::{Link, Outcome, Version},
-    zookeeper,
+use mdgw::{
+    election::{
+        access::{EtcdConfig, EtcdTls, Login, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
+        etcd,
+        identity::{Incarnation, Member},
+        place::RecordPlace,
+        record::Record,
+        register::{Link, Outcome, Version},
+        zookeeper,
+    },
+    sentinel::mark::{Marked, mark},
 };
 use mdgw_feeds::identity::GroupId;
-use mdgw_tests::stores::{
-    Certificate, Ensemble, PASSWORD, Store, USER,
-    asker::{Asker, record},
+use mdgw_tests::{
+    process::PATIENCE,
+    stores::{
+        Certificate, Ensemble, PASSWORD, Store, USER,
+        asker::{Asker, record},
+    },
 };
 
 #[test]
@@ -54,6 +67,16 @@ fn etcd_goes_on_when_a_node_dies_or_hangs() {
 #[test]
 fn zookeeper_goes_on_when_a_node_dies_or_hangs() {
     on(Store::ZooKeeper, 3, goes_on_when_a_node_dies_or_hangs);
+}
+
+#[test]
+fn etcd_lets_a_sentinel_take_out_the_dead_holder() {
+    on(Store::Etcd, 1, lets_a_sentinel_take_out_the_dead_holder);
+}
+
+#[test]
+fn zookeeper_lets_a_sentinel_take_out_the_dead_holder() {
+    on(Store::ZooKeeper, 1, lets_a_sentinel_take_out_the_dead_holder);
 }
 
 #[test]
@@ -292,6 +315,27 @@ fn shows_the_old_record_when_restored_from_a_backup(ensemble: &mut Ensemble) {
     ensemble.restore(&empty);
     assert_eq!(watcher.changed(|found| found.is_none()), None);
     assert_eq!(writer.read(), None);
+}
+
+fn lets_a_sentinel_take_out_the_dead_holder(ensemble: &mut Ensemble) {
+    let held = record(1);
+    let dead = held.holder.clone().expect("it is held");
+    let later = Member { incarnation: Incarnation(dead.incarnation.0 + 1), ..dead.clone() };
+    let mut asker = asker(ensemble);
+    asker.put(Version::NONE, &held);
+    let place = match ensemble.store() {
+        Store::ZooKeeper => RecordPlace::ZooKeeper(zookeeper_config(ensemble)),
+        Store::Etcd | Store::EtcdTls | Store::EtcdPassword => RecordPlace::Etcd(etcd_config(ensemble)),
+    };
+    for (member, marked, left) in
+        [(later, Marked::NotHeld, held.clone()), (dead, Marked::Done, Record { holder: None, ..held })]
+    {
+        let (sender, events) = mpsc::channel();
+        // As a sentinel does: opened when it is needed, and asked at once.
+        let mut register = place.open(GROUP, Arc::new(move |event| drop(sender.send(event)))).expect("it opens");
+        assert_eq!(mark(&mut *register, &events, &member, PATIENCE), marked);
+        assert_eq!(asker.read().map(|found| found.record), Some(left));
+    }
 }
 
 /// Runs `test` where the store is installed.

@@ -10,7 +10,7 @@ use mdgw_feeds::{
 use serde::{Deserialize, Serialize};
 
 use crate::election::{
-    core::{CloseReason, ConnectionState, Notice},
+    core::{CloseReason, ConnectionState},
     identity::NodeId,
 };
 
@@ -142,23 +142,6 @@ impl Entry {
             epoch_node: draft.epoch.node(),
             change: draft.change.clone(),
         }
-    }
-}
-
-/// For the audit.
-#[must_use]
-pub fn notice_text(notice: &Notice) -> String {
-    let epoch = |epoch: &Epoch| format!("{} by {}", epoch.count(), epoch.node());
-    match notice {
-        Notice::RecordWentBack { seen, now } => {
-            format!("the record went back from epoch {} to {}", epoch(seen), epoch(now))
-        }
-        Notice::OnPromises => "the store doesn't answer: leads on by the promises of all other candidates".to_owned(),
-        Notice::StoreIsBack => "the store answers again".to_owned(),
-        Notice::Obstacle(obstacle) => format!("does not stand or renew: {obstacle:?}"),
-        Notice::HigherEpochHeard(heard) => format!("outranked by epoch {}, heard on the wire", epoch(heard)),
-        Notice::HandOverFailed { target: Some(node), why } => format!("no hand-over to node {node}: {why}"),
-        Notice::HandOverFailed { target: None, why } => format!("no hand-over: {why}"),
     }
 }
 

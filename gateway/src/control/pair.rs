@@ -153,7 +153,7 @@ fn view_value(view: &View) -> Value {
         "participants": view.participants.iter().map(|(node, name)| json!({ "node": node.0, "name": name })).collect::<Vec<_>>(),
         "connection": state_name(view.connection),
         "pinned": view.pin == Pin::Pinned,
-        "obstacle": view.obstacle.as_ref().map(|obstacle| format!("{obstacle:?}")),
+        "obstacle": view.obstacle.as_ref().map(ToString::to_string),
     })
 }
 

@@ -8,9 +8,11 @@ use std::{
 };
 
 use mdgw_feeds::identity::GroupId;
+use serde::{Deserialize, Serialize};
 
 /// What all stores are told.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct StoreAccess {
     /// Its nodes, `host:port`; at least one.
     pub endpoints: Vec<String>,
@@ -21,7 +23,8 @@ pub struct StoreAccess {
 }
 
 /// A user, and the file that holds nothing but the password and the end of its line.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Login {
     /// The user's name.
     pub user: String,
@@ -30,7 +33,8 @@ pub struct Login {
 }
 
 /// Records as keys of etcd.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct EtcdConfig {
     /// Nodes, time-out, user.
     pub access: StoreAccess,
@@ -41,7 +45,8 @@ pub struct EtcdConfig {
 }
 
 /// Files in PEM form.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct EtcdTls {
     /// The authority that signed the nodes' certificates.
     pub ca_file: PathBuf,
@@ -50,7 +55,8 @@ pub struct EtcdTls {
 }
 
 /// Records as nodes of ZooKeeper.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ZooKeeperConfig {
     /// Nodes of the ensemble, time-out, user. With a user, what is created belongs to that one alone.
     pub access: StoreAccess,
@@ -61,7 +67,8 @@ pub struct ZooKeeperConfig {
 }
 
 /// What decides who leads over ZooKeeper.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ZooKeeperMode {
     /// A versioned record whose lease its holder times.
     Lease,

@@ -1,6 +1,6 @@
 //! What every election core is: a pure state machine. The election thread, the simulation and the model drive it.
 
-use std::{collections::BTreeMap, convert::Infallible};
+use std::{collections::BTreeMap, convert::Infallible, fmt};
 
 use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
 
@@ -306,6 +306,44 @@ pub enum Obstacle {
     EpochsUsedUp,
 }
 
+impl Obstacle {
+    /// Whether it goes away by itself, in the ordinary course of things.
+    #[must_use]
+    pub fn passes(&self) -> bool {
+        matches!(self, Self::Joining | Self::SittingOut | Self::Promised)
+    }
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Joining => f.write_str("it takes over state from its peer"),
+            Self::NotAdmitted => f.write_str(
+                "the record does not name this gateway: `mdgw ha admit` where the leader runs, if it is to lead",
+            ),
+            Self::Configuration { theirs, ours } => write!(
+                f,
+                "its configuration (hash {:016x}, revision {}) is not the leader's (hash {:016x}, revision {})",
+                ours.hash, ours.revision, theirs.hash, theirs.revision
+            ),
+            Self::ClockRate { error_ppm, error_ppm_max } => {
+                write!(f, "its clock is off by {error_ppm} ppm, more than the {error_ppm_max} ppm of the timing")
+            }
+            Self::SessionShort { session_ns, renew_ns } => write!(
+                f,
+                "the store grants sessions of {} ms, too short for renewals each {} ms",
+                session_ns / NS_PER_MS,
+                renew_ns / NS_PER_MS
+            ),
+            Self::NoProgress => f.write_str("its hot threads make no progress"),
+            Self::SittingOut => f.write_str("it sits out the time after its start"),
+            Self::Promised => f.write_str("it promised the leader not to take over while the store is lost"),
+            Self::ForeignRecord(why) => write!(f, "the store holds something that is no record: {why}"),
+            Self::EpochsUsedUp => f.write_str("all epochs are used up"),
+        }
+    }
+}
+
 /// What a person should know. Each is an alarm, an audit line, or both.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Notice {
@@ -332,3 +370,26 @@ pub enum Notice {
         why: &'static str,
     },
 }
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::RecordWentBack { seen, now } => {
+                let [seen, now] = [seen, now].map(|epoch| (epoch.count(), epoch.node()));
+                write!(f, "the record went back from epoch {} by {} to {} by {}", seen.0, seen.1, now.0, now.1)
+            }
+            Self::OnPromises => {
+                f.write_str("the store doesn't answer: leads on by the promises of all other candidates")
+            }
+            Self::StoreIsBack => f.write_str("the store answers again"),
+            Self::Obstacle(obstacle) => write!(f, "does not stand or renew: {obstacle}"),
+            Self::HigherEpochHeard(heard) => {
+                write!(f, "outranked by epoch {} by {}, heard on the wire", heard.count(), heard.node())
+            }
+            Self::HandOverFailed { target: Some(node), why } => write!(f, "no hand-over to node {}: {why}", node.0),
+            Self::HandOverFailed { target: None, why } => write!(f, "no hand-over: {why}"),
+        }
+    }
+}
+
+const NS_PER_MS: u64 = 1_000_000;

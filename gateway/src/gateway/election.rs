@@ -27,20 +27,19 @@ use super::{
 };
 #[cfg(feature = "zookeeper")]
 use crate::election::{
-    access::{ZooKeeperConfig, ZooKeeperMode},
+    access::ZooKeeperConfig,
+    place::PlaceError,
     session_latch::{SessionLatch, SessionLatchConfig},
     zookeeper,
 };
 use crate::{
-    audit::{
-        AuditListener, AuditNotes,
-        entry::{Change, notice_text},
-    },
+    audit::{AuditListener, AuditNotes, entry::Change},
     config::{
         Resolved,
         resolved::{Backend, ElectionConfig, MembershipConfig, QuorumConfig},
     },
     election::{
+        access::ZooKeeperMode,
         auth::{Nonce, SharedKey},
         core::{CloseReason, Notice},
         driver::{Election, ElectionOptions, Surroundings, inbox, measure},
@@ -49,12 +48,12 @@ use crate::{
             datagrams::{Datagrams, Memberships},
             timing::EmergentTiming,
         },
-        file::{FileRegister, group_directory},
         identity::{Incarnation, Member, NodeId, NodeName},
         latch::LeaderLatch,
         lease::{Lease, LeaseConfig},
         moves::MovesConfig,
         peer::{DeathNotice, PeerMessage},
+        place::RecordPlace,
         quorum::{
             backend::QuorumBackends,
             candidate::{Candidate, CandidateConfig, vote_ns_max},
@@ -139,7 +138,8 @@ fn start_one(
         #[cfg(feature = "zookeeper")]
         (Backend::ZooKeeper(zookeeper @ ZooKeeperConfig { mode: ZooKeeperMode::Latch { session }, .. }), _) => {
             let (inbox, waiting) = inbox();
-            let line = zookeeper::session::open(zookeeper, group, *session, &member, inbox.clone())?;
+            let line = zookeeper::session::open(zookeeper, group, *session, &member, inbox.clone())
+                .map_err(PlaceError::from)?;
             let core = SessionLatch::new(SessionLatchConfig {
                 member,
                 timing: election.timing,
@@ -262,30 +262,25 @@ fn voting_failed(why: String) -> GatewayError {
     GatewayError::Io { act: "vote".to_owned(), source: io::Error::other(why) }
 }
 
+/// Where the records are; `None`: the backend has none.
+pub(super) fn record_place(backend: &Backend) -> Option<RecordPlace> {
+    match backend {
+        Backend::File(directory) => Some(RecordPlace::File(directory.clone())),
+        Backend::Etcd(etcd) => Some(RecordPlace::Etcd(etcd.clone())),
+        // A latch has a line of nodes instead.
+        Backend::ZooKeeper(store) if store.mode != ZooKeeperMode::Lease => None,
+        Backend::ZooKeeper(store) => Some(RecordPlace::ZooKeeper(store.clone())),
+        Backend::Quorum(_) | Backend::Emergent(_) => None,
+    }
+}
+
 fn open_register(
     election: &ElectionConfig,
     group: GroupId,
     events: RegisterSender,
 ) -> Result<Box<dyn Register>, GatewayError> {
-    match &election.backend {
-        // Neither has one.
-        Backend::Quorum(_) | Backend::Emergent(_) => Err(voting_failed("there is no store".to_owned())),
-        Backend::File(directory) => {
-            let directory = group_directory(directory, group);
-            let act = format!("use {} for the election", directory.display());
-            let opened = FileRegister::open(directory, events).map_err(GatewayError::io(act))?;
-            Ok(Box::new(opened))
-        }
-        #[cfg(feature = "etcd")]
-        Backend::Etcd(etcd) => Ok(Box::new(crate::election::etcd::open(etcd, group, events)?)),
-        #[cfg(feature = "zookeeper")]
-        Backend::ZooKeeper(store) => Ok(Box::new(zookeeper::open(store, group, events)?)),
-        #[cfg(not(all(feature = "etcd", feature = "zookeeper")))]
-        _ => Err(GatewayError::Io {
-            act: "use the election's store".to_owned(),
-            source: io::Error::other("this mdgw was built without it"),
-        }),
-    }
+    let place = record_place(&election.backend).ok_or_else(|| voting_failed("there is no store".to_owned()))?;
+    Ok(place.open(group, events)?)
 }
 
 /// Over a connection of its own, while the gateway begins: what is slow is said, and nothing waits for it.
@@ -500,7 +495,7 @@ impl Surroundings for Desk {
 
     fn notice(&mut self, notice: &Notice) {
         if let Some(notes) = &self.notes {
-            let text = notice_text(notice);
+            let text = notice.to_string();
             notes.note(self.group, self.node, self.desk.epochs().highest(), Change::Notice { text });
         }
         if let Notice::RecordWentBack { seen, now } = notice {

@@ -14,7 +14,7 @@ use mdgw_feeds::{
     time::MonoNs,
 };
 
-use super::GatewayError;
+use super::{GatewayError, election::record_place};
 use crate::{
     config::{
         Resolved,
@@ -23,13 +23,12 @@ use crate::{
     election::{
         core::CloseReason,
         driver::Election,
-        file::group_directory,
         identity::Member,
         latch::{LeaderLatch as _, Listener},
     },
     sentinel::{
         Sentinel, Source,
-        charge::{Charge, GroupCharge, RegisterCharge},
+        charge::{Charge, GroupCharge},
         forbid_core_dumps,
         page::{GroupWords, Page, THREADS_MAX, ThreadWord},
     },
@@ -127,7 +126,11 @@ impl Vigil {
         let page = &held.page;
         let charge = Charge {
             member,
-            groups: elections.keys().map(|group| group_charge(election, *group)).collect::<Result<_, _>>()?,
+            groups: elections.keys().map(|group| group_charge(election, *group)).collect(),
+            records: record_place(&election.backend)
+                .map(|place| place.absolute())
+                .transpose()
+                .map_err(GatewayError::io("find the files of the election's store"))?,
             thread_count: held.thread_count,
             told: told(link, &election.backend),
             key_file: std::path::absolute(&link.key_file).map_err(GatewayError::io("find the key"))?,
@@ -164,16 +167,8 @@ fn told(link: &LinkConfig, backend: &Backend) -> Vec<SocketAddr> {
     link.peers.iter().map(|peer| peer.address).chain(others).map(SocketAddr::V4).collect()
 }
 
-/// Where the sentinel can reach the record, it marks it when nobody has taken over: only files need no connection.
-fn group_charge(election: &ElectionConfig, group: GroupId) -> Result<GroupCharge, GatewayError> {
-    let register = match &election.backend {
-        Backend::File(directory) => {
-            let directory = std::path::absolute(group_directory(directory, group));
-            Some(RegisterCharge::File(directory.map_err(GatewayError::io("find the election's directory"))?))
-        }
-        _ => None,
-    };
-    Ok(GroupCharge { group: group.0, lease_ns: election.timing.lease_ns, register })
+fn group_charge(election: &ElectionConfig, group: GroupId) -> GroupCharge {
+    GroupCharge { group: group.0, lease_ns: election.timing.lease_ns }
 }
 
 /// A thread that holds the page until it is told to close it.

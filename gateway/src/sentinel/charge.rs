@@ -19,7 +19,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use super::page::{GROUPS_MAX, THREADS_MAX};
-use crate::election::{identity::Member, timing::LEASE_NS_MAX};
+use crate::election::{identity::Member, place::RecordPlace, timing::LEASE_NS_MAX};
 
 /// Who is watched, and what is to be done when it dies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +29,8 @@ pub struct Charge {
     pub member: Member,
     /// Its groups, in the page's order.
     pub groups: Vec<GroupCharge>,
+    /// Where their records are, if the backend has any.
+    pub records: Option<RecordPlace>,
     /// Hot threads in the page, the election thread included.
     pub thread_count: usize,
     /// Every voter and candidate: where notices go.
@@ -47,16 +49,6 @@ pub struct GroupCharge {
     pub group: u16,
     /// L, ns: after half of it the sentinel marks the record itself, if nobody has taken over.
     pub lease_ns: u64,
-    /// The record, where the sentinel can reach it.
-    pub register: Option<RegisterCharge>,
-}
-
-/// A record that the sentinel can mark.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum RegisterCharge {
-    /// In this directory, of the backend `file`.
-    File(PathBuf),
 }
 
 impl Charge {
@@ -164,11 +156,8 @@ mod tests {
     fn charge() -> Charge {
         Charge {
             member: member(1, 7),
-            groups: vec![GroupCharge {
-                group: 3,
-                lease_ns: 100_000_000,
-                register: Some(RegisterCharge::File(PathBuf::from("/var/lib/mdgw/election"))),
-            }],
+            groups: vec![GroupCharge { group: 3, lease_ns: 100_000_000 }],
+            records: Some(RecordPlace::File(PathBuf::from("/var/lib/mdgw/election"))),
             thread_count: 2,
             told: vec!["192.0.2.1:7000".parse().unwrap(), "[2001:db8::1]:7000".parse().unwrap()],
             key_file: PathBuf::from("/etc/mdgw/key"),

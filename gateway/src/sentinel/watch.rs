@@ -21,7 +21,7 @@ use rustix::net::sockopt::socket_peercred;
 
 use super::{
     announcement::{Announcement, Announcer},
-    charge::{self, Charge, GroupCharge, RegisterCharge},
+    charge::{self, Charge, GroupCharge},
     hang::{FenceSeen, HangWatch},
     mark::{Marked, mark},
     page::{End, Page},
@@ -29,8 +29,8 @@ use super::{
 use crate::{
     election::{
         auth::SharedKey,
-        file::FileRegister,
         peer::DeathNotice,
+        place::{PlaceError, RecordPlace},
         register::{Register, RegisterEvent},
     },
     sys::{
@@ -46,7 +46,7 @@ pub struct Watch {
     page: Page,
     gateway: PidFd,
     announcer: Announcer,
-    /// In the charge's order of groups, where the sentinel can reach their records.
+    /// In the charge's order of groups, those that are open already.
     registers: Mutex<Vec<Option<OpenRegister>>>,
     /// Kept in force until the death is announced.
     kernel_fence: Option<Shutter>,
@@ -125,8 +125,10 @@ impl Watch {
         if !page.is_held()? {
             return Err(io::Error::other("nobody holds the page's mutex: a death would not be noticed"));
         }
-        let registers = charge.groups.iter().map(|group| group.register.as_ref().map(open).transpose());
-        let registers = Mutex::new(registers.collect::<io::Result<_>>()?);
+        // A directory that can't be used shows now. A store gets no connections that as a rule are never used.
+        let of_host = charge.records.as_ref().filter(|place| matches!(place, RecordPlace::File(_)));
+        let registers = charge.groups.iter().map(|group| of_host.map(|place| open(place, group)).transpose());
+        let registers = Mutex::new(registers.collect::<Result<_, _>>().map_err(io::Error::other)?);
         let hung = AtomicUsize::new(NOT_HUNG);
         Ok(Self {
             charge,
@@ -235,17 +237,21 @@ impl Watch {
 
     /// Half a lease after the notice: whoever takes over has done so.
     fn mark_records(&self, noticed: Instant) -> Vec<(GroupId, Marked)> {
+        let Some(place) = &self.charge.records else { return Vec::new() };
         let mut registers = self.registers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut reached: Vec<_> = self.charge.groups.iter().zip(registers.iter_mut()).collect();
         reached.sort_by_key(|(group, _)| group.lease_ns);
         let mark = |(group, register): (&GroupCharge, &mut Option<OpenRegister>)| {
-            let (register, events) = register.as_mut()?;
             let half = Duration::from_nanos(group.lease_ns / 2);
             thread::sleep(half.saturating_sub(noticed.elapsed()));
             let limit = Duration::from_nanos(group.lease_ns).max(MARK_LIMIT_MIN);
-            Some((GroupId(group.group), mark(&mut **register, events, &self.charge.member, limit)))
+            let marked = match register.take().map_or_else(|| open(place, group), Ok) {
+                Ok((mut register, events)) => mark(&mut *register, &events, &self.charge.member, limit),
+                Err(error) => Marked::Failed(error.to_string()),
+            };
+            (GroupId(group.group), marked)
         };
-        reached.into_iter().filter_map(mark).collect()
+        reached.into_iter().map(mark).collect()
     }
 
     fn announcements(&self) -> impl Iterator<Item = Announcement> {
@@ -270,11 +276,10 @@ impl Watch {
 /// A register and what it answers.
 type OpenRegister = (Box<dyn Register>, mpsc::Receiver<RegisterEvent>);
 
-fn open(register: &RegisterCharge) -> io::Result<OpenRegister> {
+fn open(place: &RecordPlace, group: &GroupCharge) -> Result<OpenRegister, PlaceError> {
     let (sender, events) = mpsc::channel();
-    let RegisterCharge::File(directory) = register;
-    let register = FileRegister::open(directory, Arc::new(move |event| drop(sender.send(event))))?;
-    Ok((Box::new(register), events))
+    let register = place.open(GroupId(group.group), Arc::new(move |event| drop(sender.send(event))))?;
+    Ok((register, events))
 }
 
 type Look = fn(&Watch) -> io::Result<Option<Cause>>;

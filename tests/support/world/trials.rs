@@ -54,8 +54,8 @@ pub struct Trials {
     verdicts: String,
     /// Packets of an epoch that receivers had left behind.
     fenced: u64,
-    /// Changes that no blow caused: for how long nothing was said, and the longest stall of a core during and before it, ns.
-    besides: Vec<(u64, u64)>,
+    /// Changes that no blow caused.
+    besides: Vec<Beside>,
     /// What was warned of on days with such a change.
     warnings: Vec<String>,
     /// Longest silence during a blow that must change nothing, and as long before it without one, ns.
@@ -99,7 +99,12 @@ impl Trials {
         }
         self.besides.extend(most.iter().map(|change| {
             let from_ns = change.last_old_ns.saturating_sub(BEFORE_NS);
-            (change.silence_ns(), stalls.worst_ns(from_ns, change.first_content_ns))
+            let until_ns = change.first_content_ns;
+            Beside {
+                silence_ns: change.silence_ns(),
+                stall_ns: stalls.worst_ns(from_ns, until_ns),
+                stolen_ns: stalls.stolen_ns(from_ns, until_ns),
+            }
         }));
         for faults in &judged.faults {
             self.faults.add(faults);
@@ -171,10 +176,13 @@ impl Trials {
                 ms(trial.stall_ns)
             );
         }
-        for (silence_ns, stall_ns) in &self.besides {
-            let (silence, stall) = (ms(*silence_ns), ms(*stall_ns));
-            let _ =
-                writeln!(text, "a change besides: {silence} without content; a core stalled for {stall} at the most");
+        for Beside { silence_ns, stall_ns, stolen_ns } in &self.besides {
+            let [silence, stall, stolen] = [silence_ns, stall_ns, stolen_ns].map(|ns| ms(*ns));
+            let _ = writeln!(
+                text,
+                "a change besides: {silence} without content; a core stalled for {stall} at the most, and the \
+                 hypervisor kept {stolen} of one"
+            );
         }
         let _ = writeln!(text, "{:?}", self.faults);
         let _ = writeln!(
@@ -261,6 +269,14 @@ fn row(name: &str, times: Vec<u64>) -> String {
     let count = times.len();
     let (median, worst) = middle(times);
     format!("{name:<35} {count:>5} {median:>8} {worst:>8}\n")
+}
+
+/// A change that no blow caused: without content for so long, and what the machine did meanwhile.
+#[derive(Clone, Copy, Debug)]
+struct Beside {
+    silence_ns: u64,
+    stall_ns: u64,
+    stolen_ns: u64,
 }
 
 /// Median and worst, as text; empty where there is none.

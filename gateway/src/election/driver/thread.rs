@@ -85,24 +85,30 @@ where
         while let Ok(input) = self.inbox.try_recv() {
             self.take(input);
         }
+        let mut woke_at = mono_now();
         loop {
             self.surroundings.goes_round();
             self.tell_time();
             let now = mono_now();
+            self.note_round(now.since(woke_at));
             if self.core.view().role == Role::Closed && self.is_closing {
                 return;
             }
             let wake_at = self.wake_at(now);
             match self.inbox.recv_timeout(Duration::from_nanos(wake_at.since(now))) {
                 Ok(input) => {
-                    self.note_stall(mono_now().since(wake_at));
+                    woke_at = mono_now();
+                    self.note_stall(woke_at.since(wake_at));
                     self.take(input);
                     // All that has come is known before anything is decided.
                     while let Ok(input) = self.inbox.try_recv() {
                         self.take(input);
                     }
                 }
-                Err(mpsc::RecvTimeoutError::Timeout) => self.note_stall(mono_now().since(wake_at)),
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    woke_at = mono_now();
+                    self.note_stall(woke_at.since(wake_at));
+                }
                 Err(mpsc::RecvTimeoutError::Disconnected) => return,
             }
         }
@@ -211,7 +217,13 @@ where
     }
 
     fn note(&mut self, notice: &Notice) {
-        tracing::warn!(group = self.options.name, ?notice, "election");
+        match notice {
+            Notice::OnPromises => tracing::error!(alarm = "store-lost", group = self.options.name, "{notice}"),
+            Notice::Obstacle(obstacle) if !obstacle.passes() => {
+                tracing::error!(alarm = "does-not-stand", group = self.options.name, "{notice}");
+            }
+            _ => tracing::warn!(group = self.options.name, "{notice}"),
+        }
         if let Notice::HandOverFailed { why, .. } = notice {
             self.shared.change(|state| state.hand_over_failed = Some((*why).to_owned()));
         }
@@ -229,11 +241,30 @@ where
             return;
         }
         self.stalls.saturating_record(stall_ns);
-        let is_alarming = stall_ns > self.options.timing.margin_ns / 2;
+        let is_alarming = self.is_alarming(stall_ns);
         if is_alarming {
-            self.alarming_stalls += 1;
-            tracing::warn!(group = self.options.name, stall_ns, "the election thread woke late");
+            let group = &self.options.name;
+            tracing::warn!(alarm = "election-late", group, stall_ns, "the election thread woke late");
         }
+        self.publish_stalls(is_alarming);
+    }
+
+    /// How long it was busy with what had come: later than that nothing else could be done in time.
+    fn note_round(&mut self, round_ns: u64) {
+        if self.is_alarming(round_ns) {
+            let group = &self.options.name;
+            tracing::warn!(alarm = "election-late", group, round_ns, "the election thread was held up in its work");
+            self.publish_stalls(true);
+        }
+    }
+
+    /// More than half of what is set aside for it.
+    fn is_alarming(&self, late_ns: u64) -> bool {
+        late_ns > self.options.timing.margin_ns / 2
+    }
+
+    fn publish_stalls(&mut self, is_alarming: bool) {
+        self.alarming_stalls += u64::from(is_alarming);
         if is_alarming || self.stalls.len().is_multiple_of(STALLS_PER_PUBLICATION) {
             let (stalls, alarming) = (self.stalls.clone(), self.alarming_stalls);
             let mut state = self.shared.state();
