@@ -6,6 +6,7 @@ mod config;
 pub mod judge;
 pub mod plan;
 pub mod receiver;
+pub mod slowness;
 pub mod stall;
 pub mod trials;
 

@@ -3,6 +3,7 @@
 mod election;
 
 use std::{
+    collections::BTreeSet,
     fmt,
     fs::{self, File},
     io,
@@ -10,12 +11,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use mdgw_feeds::identity::GroupId;
+
 use super::{
     quantity::Bytes,
     resolved::{Interface, Resolved, Threads},
 };
 use crate::{
     net::probe::{self, IoChoice},
+    sentinel::page::GROUPS_MAX,
     sys::{affinity::usable_cores, kernel_fence::KernelFence, memory, scheduler::set_fifo},
 };
 
@@ -78,6 +82,10 @@ impl Host {
                 let usable = &self.cores;
                 found.faults.push(format!("core {core} of pool {} is not usable here (usable: {usable:?})", pool.name));
             }
+        }
+        let groups: BTreeSet<GroupId> = config.channels.iter().map(|channel| channel.group).collect();
+        if groups.len() > GROUPS_MAX && config.election.as_ref().is_some_and(election::is_watched) {
+            found.faults.push(format!("{} groups: sentinel and kernel fence take at most {GROUPS_MAX}", groups.len()));
         }
         if let Some(why) = self.lock_refused.as_ref().filter(|_| config.gateway.lock_memory) {
             found.warnings.push(format!("memory cannot be locked, so it may be taken away when it runs short: {why}"));
@@ -241,6 +249,21 @@ mod tests {
         assert!(warnings.len() == 1 && warnings[0].ends_with("when it runs short: a limit"), "{warnings:?}");
         config.gateway.lock_memory = false;
         assert_eq!(host.findings(&config), Findings::default());
+    }
+
+    #[test]
+    fn more_groups_than_a_sentinel_watches_are_a_fault() {
+        let text = include_str!("../../../ops/config/pair.toml");
+        let mut config = Resolved::from_text(Path::new("pair.toml"), text).unwrap_or_else(|error| panic!("{error}"));
+        let host = host_that_has_everything(&config);
+        let channel = config.channels[0].clone();
+        let of_group = |group| crate::config::resolved::ChannelSetup { group: GroupId(group), ..channel.clone() };
+        config.channels = (1..=64).map(of_group).collect();
+        assert_eq!(host.findings(&config).faults, [""; 0]);
+        config.channels.push(of_group(65));
+        assert_eq!(host.findings(&config).faults, [""; 0], "nothing watches it");
+        config.election.as_mut().unwrap().kernel_fence = true;
+        assert_eq!(host.findings(&config).faults, ["65 groups: sentinel and kernel fence take at most 64"]);
     }
 
     fn host_that_has_everything(config: &Resolved) -> Host {

@@ -3,11 +3,12 @@
 //! ```text
 //!   00000000000000000041   older versions stay for a while
 //!   00000000000000000042   the record: the highest version
-//!   .new-<pid>-<count>     being written; becomes a version by link(2), which fails where that version exists
+//!   new/<pid>-<count>-…    being written; becomes a version by link(2), which fails where that version exists
 //! ```
 //! `link` is the whole compare-and-swap: version n + 1 can be made by one process only, no lock is held that a stopped
 //! process could keep, and a version is whole when it appears. Who was stopped so long that version n + 1 has been made
-//! *and cleared away* finds out by looking for higher versions afterwards.
+//! *and cleared away* finds out by looking for higher versions afterwards. What is being written lies apart, so that a
+//! watch on the directory wakes once for each version.
 //!
 //! Meant for memory (`/dev/shm`): nothing is synced, since what it decides ends with the host. Epochs outlive it in the
 //! gateways' state files.
@@ -56,7 +57,7 @@ impl FileRegister {
     /// When it can't be made or written, or a thread can't be had.
     pub fn open(directory: impl Into<PathBuf>, events: RegisterSender) -> io::Result<Self> {
         let directory = directory.into();
-        fs::create_dir_all(&directory)?;
+        fs::create_dir_all(directory.join(NEW))?;
         let (tasks, to_do) = mpsc::channel();
         let mut store = Store { directory: directory.clone(), written: 0, told: Version::NONE };
         // Shows now whether it may be written at all.
@@ -79,8 +80,7 @@ impl FileRegister {
     /// Tells the worker whenever a version appears.
     fn start_watching(&self) -> io::Result<()> {
         let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
-        let changes = inotify::WatchFlags::CREATE | inotify::WatchFlags::DELETE | inotify::WatchFlags::MOVED_TO;
-        inotify::add_watch(&watch, &self.directory, changes)?;
+        inotify::add_watch(&watch, &self.directory, inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO)?;
         let (tasks, stop) = (self.tasks.clone(), Arc::clone(&self.stop));
         spawn_prompt("mdgw-regwatch", move || {
             let mut buffer = [std::mem::MaybeUninit::uninit(); 4_096];
@@ -89,7 +89,8 @@ impl FileRegister {
                 let ready = poll(&mut [PollFd::new(&watch, PollFlags::IN)], Some(&limit));
                 let mut reader = inotify::Reader::new(&watch, &mut buffer);
                 while reader.next().is_ok() {}
-                // Looked at even when nothing was seen: a watch that was lost costs time, never the truth.
+                // Looked at even when nothing was seen: a watch that was lost, or a record that was taken away, costs time,
+                // never the truth.
                 if ready.is_ok() && tasks.send(Task::Look).is_err() {
                     return;
                 }
@@ -147,7 +148,7 @@ enum Task {
 struct Store {
     directory: PathBuf,
     written: u64,
-    /// The version last told as changed.
+    /// The version that was told last, as a change or as the answer to our own swap.
     told: Version,
 }
 
@@ -155,7 +156,7 @@ impl Store {
     fn carry_out(&mut self, task: Task, events: &RegisterSender) {
         match task {
             Task::Read(ticket) => {
-                let outcome = match self.newest() {
+                let outcome = match self.highest().and_then(|highest| self.newest(highest)) {
                     Ok(newest) => Outcome::Read(newest),
                     Err(why) => Outcome::Failed(why),
                 };
@@ -163,12 +164,15 @@ impl Store {
             }
             Task::Swap { ticket, expected, bytes } => {
                 let outcome = self.swap(expected, &bytes);
+                if let Outcome::Swapped(version) = outcome {
+                    self.told = version;
+                }
                 events(RegisterEvent::Answer { ticket, outcome });
             }
             Task::Look => {
-                let highest = highest_in(&self.directory).unwrap_or_default();
+                let highest = self.highest().unwrap_or_default();
                 if highest != self.told
-                    && let Ok(newest) = self.newest()
+                    && let Ok(newest) = self.newest(highest)
                 {
                     self.told = newest.as_ref().map_or(Version::NONE, |newest| newest.version);
                     events(RegisterEvent::Changed(newest));
@@ -177,11 +181,14 @@ impl Store {
         }
     }
 
-    /// The record with the highest version.
-    fn newest(&self) -> Result<Option<Versioned>, String> {
-        let mut tries = 0;
+    fn highest(&self) -> Result<Version, String> {
+        highest_in(&self.directory).map_err(|error| self.said("list", &error))
+    }
+
+    /// The record with the highest version, which was `highest` a moment ago.
+    fn newest(&self, highest: Version) -> Result<Option<Versioned>, String> {
+        let (mut version, mut tries) = (highest, 0);
         loop {
-            let version = highest_in(&self.directory).map_err(|error| self.said("list", &error))?;
             if version == Version::NONE {
                 return Ok(None);
             }
@@ -196,7 +203,10 @@ impl Store {
                     return Ok(Some(Versioned { version, record }));
                 }
                 // Overtaken by so many versions between the two steps that it was cleared away.
-                Err(error) if error.kind() == io::ErrorKind::NotFound && tries < 8 => tries += 1,
+                Err(error) if error.kind() == io::ErrorKind::NotFound && tries < 8 => {
+                    tries += 1;
+                    version = self.highest()?;
+                }
                 Err(error) => return Err(self.said("read", &error)),
             }
         }
@@ -239,8 +249,14 @@ impl Store {
 
     fn write_new(&mut self, bytes: &[u8]) -> io::Result<PathBuf> {
         self.written += 1;
-        let path = self.directory.join(format!(".new-{}-{}-{:p}", std::process::id(), self.written, self));
-        fs::write(&path, bytes)?;
+        let path = self.directory.join(NEW).join(format!("{}-{}-{:p}", std::process::id(), self.written, self));
+        fs::write(&path, bytes).or_else(|error| match error.kind() {
+            // Somebody has cleared the directory.
+            io::ErrorKind::NotFound => {
+                fs::create_dir_all(self.directory.join(NEW)).and_then(|()| fs::write(&path, bytes))
+            }
+            _ => Err(error),
+        })?;
         Ok(path)
     }
 
@@ -264,6 +280,8 @@ fn highest_in(directory: &Path) -> io::Result<Version> {
     Ok(Version(highest))
 }
 
+/// Where versions are written, in the directory.
+const NEW: &str = "new";
 /// At 50 renewals a second, more than a second.
 const VERSIONS_KEPT: u64 = 64;
 /// Where a directory can't be watched.
@@ -344,7 +362,7 @@ mod tests {
             }
         }
         let files = fs::read_dir(directory.path()).unwrap().count();
-        assert!(files <= usize::try_from(VERSIONS_KEPT).unwrap() + 1, "{files} files");
+        assert!(files <= usize::try_from(VERSIONS_KEPT).unwrap() + 2, "{files} files");
     }
 
     #[test]
@@ -369,6 +387,32 @@ mod tests {
         assert_eq!(writing.swap(0, &record), Outcome::Swapped(Version(1)));
         let told = watching.events.recv().unwrap();
         assert_eq!(told, RegisterEvent::Changed(Some(Versioned { version: Version(1), record })));
+    }
+
+    #[test]
+    fn a_directory_that_somebody_clears_is_told_of_and_can_be_written_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut opened = Opened::in_directory(directory.path());
+        let record = record(1, &member(1, 1));
+        assert_eq!(opened.swap(0, &record), Outcome::Swapped(Version(1)));
+        opened.register.watch();
+        fs::remove_dir_all(directory.path().join(NEW)).unwrap();
+        fs::remove_file(directory.path().join("00000000000000000001")).unwrap();
+        assert_eq!(opened.events.recv().unwrap(), RegisterEvent::Changed(None));
+        assert_eq!(opened.swap(1, &record), Outcome::Refused);
+        assert_eq!(opened.swap(0, &record), Outcome::Swapped(Version(1)));
+    }
+
+    #[test]
+    fn an_own_swap_is_told_by_its_answer_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut opened = [1, 2].map(|_| Opened::in_directory(directory.path()));
+        opened[0].register.watch();
+        let record = record(1, &member(1, 1));
+        assert_eq!(opened[0].swap(0, &record), Outcome::Swapped(Version(1)));
+        assert_eq!(opened[1].swap(1, &record), Outcome::Swapped(Version(2)));
+        let newest = Some(Versioned { version: Version(2), record });
+        assert_eq!(opened[0].events.recv().unwrap(), RegisterEvent::Changed(newest));
     }
 
     #[test]

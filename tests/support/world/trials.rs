@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use super::{
     cases::{Blow, Case},
     judge::{Change, Faults, Judged, longest_silence_ns},
+    slowness::Slowness,
     stall::StallWatch,
 };
 use crate::failover::ms;
@@ -103,7 +104,7 @@ impl Trials {
             Beside {
                 silence_ns: change.silence_ns(),
                 stall_ns: stalls.worst_ns(from_ns, until_ns),
-                stolen_ns: stalls.stolen_ns(from_ns, until_ns),
+                slowness: stalls.slowness(from_ns, until_ns),
             }
         }));
         for faults in &judged.faults {
@@ -176,12 +177,14 @@ impl Trials {
                 ms(trial.stall_ns)
             );
         }
-        for Beside { silence_ns, stall_ns, stolen_ns } in &self.besides {
-            let [silence, stall, stolen] = [silence_ns, stall_ns, stolen_ns].map(|ns| ms(*ns));
+        for Beside { silence_ns, stall_ns, slowness } in &self.besides {
+            let [silence, stall, stolen, worst] =
+                [*silence_ns, *stall_ns, slowness.stolen_ns, slowness.worst_ns].map(ms);
             let _ = writeln!(
                 text,
-                "a change besides: {silence} without content; a core stalled for {stall} at the most, and the \
-                 hypervisor kept {stolen} of one"
+                "a change besides: {silence} without content; a core stalled for {stall} at the most; a hypervisor kept \
+                 {stolen} of one; {} of {} probes of the same work took over ten times as long, {worst} at the worst",
+                slowness.slow_probes, slowness.probes
             );
         }
         let _ = writeln!(text, "{:?}", self.faults);
@@ -276,7 +279,7 @@ fn row(name: &str, times: Vec<u64>) -> String {
 struct Beside {
     silence_ns: u64,
     stall_ns: u64,
-    stolen_ns: u64,
+    slowness: Slowness,
 }
 
 /// Median and worst, as text; empty where there is none.

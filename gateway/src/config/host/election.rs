@@ -32,6 +32,12 @@ pub(super) fn refusals(election: &ElectionConfig) -> Vec<String> {
     refused
 }
 
+/// Whether something outside of the gateway has a place for each of its groups.
+pub(super) fn is_watched(election: &ElectionConfig) -> bool {
+    let has_sentinel = election.link.as_ref().is_some_and(|link| link.sentinel != SentinelChoice::None);
+    has_sentinel || election.kernel_fence
+}
+
 /// What has to be there when the gateway starts, and isn't yet.
 pub(super) fn absence(election: &ElectionConfig) -> Option<String> {
     let SentinelChoice::Service(socket) = &election.link.as_ref()?.sentinel else { return None };
