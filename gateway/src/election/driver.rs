@@ -282,14 +282,15 @@ impl Election {
         (self.tell)(Input::Admit(node, name));
     }
 
-    /// How late the election thread woke, ns, and how often by more than half of the margin.
+    /// How late the election thread was, ns, and how often by more than half of the margin: it woke late, or what it had
+    /// to do took so long.
     #[must_use]
     pub fn stalls(&self) -> Option<(Histogram<u64>, u64)> {
         let state = self.shared.state();
         state.stalls.clone().map(|stalls| (stalls, state.alarming_stalls))
     }
 
-    /// How often the election thread woke so late that a lease of it would have run out.
+    /// How often the election thread was so late that a lease of it would have run out.
     #[must_use]
     pub fn long_stalls(&self) -> u64 {
         let timing = &self.shared.timing;

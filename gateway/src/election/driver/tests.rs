@@ -31,9 +31,15 @@ struct Wires(Arc<Mutex<BTreeMap<NodeId, Election>>>);
 struct Side {
     node: NodeId,
     wires: Wires,
+    /// How long each round is held up.
+    held_up: Duration,
 }
 
 impl Surroundings for Side {
+    fn goes_round(&mut self) {
+        std::thread::sleep(self.held_up);
+    }
+
     fn to_peer(&mut self, to: NodeId, message: PeerMessage) {
         if let Some(peer) = self.wires.0.lock().unwrap().get(&to) {
             peer.heard_from_peer(self.node, message);
@@ -42,6 +48,16 @@ impl Surroundings for Side {
 }
 
 fn election(node: u8, incarnation: u64, directory: &Path, wires: &Wires) -> (Election, Arc<Fence>) {
+    election_held_up(node, incarnation, directory, wires, Duration::ZERO)
+}
+
+fn election_held_up(
+    node: u8,
+    incarnation: u64,
+    directory: &Path,
+    wires: &Wires,
+    held_up: Duration,
+) -> (Election, Arc<Fence>) {
     let names = [1, 2].map(|node| (NodeId(node), member(node, 0).name));
     let timing = LeaseTiming::CALM;
     let core = Lease::new(LeaseConfig {
@@ -57,7 +73,7 @@ fn election(node: u8, incarnation: u64, directory: &Path, wires: &Wires) -> (Ele
     let (inbox, waiting) = inbox();
     let register: Box<dyn Register> = Box::new(FileRegister::open(directory, inbox.of_register()).unwrap());
     let fence = Arc::new(Fence::closed());
-    let surroundings = Box::new(Side { node: NodeId(node), wires: wires.clone() });
+    let surroundings = Box::new(Side { node: NodeId(node), wires: wires.clone(), held_up });
     let options = ElectionOptions {
         name: node.to_string(),
         timing,
@@ -93,6 +109,26 @@ fn closing_lets_the_other_lead_at_once_under_a_higher_epoch() {
     assert!(second.await_leadership().unwrap() > epoch);
     assert_eq!(second.view().leader.unwrap().node, NodeId(2));
     second.close();
+}
+
+#[test]
+fn an_election_thread_that_is_held_up_in_its_work_counts_as_late() {
+    let directory = tempfile::tempdir().unwrap();
+    let half = Duration::from_nanos(LeaseTiming::CALM.margin_ns / 2);
+    let held_up = half + Duration::from_millis(20);
+    let (slow, _) = election_held_up(1, 1, directory.path(), &Wires::default(), held_up);
+    slow.start().unwrap();
+    let deadline = std::time::Instant::now() + GENEROUS;
+    let (stalls, alarming) = loop {
+        match slow.stalls() {
+            Some((stalls, alarming)) if alarming > 1 => break (stalls, alarming),
+            _ => assert!(std::time::Instant::now() < deadline, "it was never seen to be late"),
+        }
+        std::thread::yield_now();
+    };
+    let longer = stalls.count_between(u64::try_from(half.as_nanos()).unwrap(), u64::MAX);
+    assert!(longer >= alarming, "{longer} of {alarming}");
+    slow.close();
 }
 
 #[test]

@@ -95,20 +95,18 @@ where
                 return;
             }
             let wake_at = self.wake_at(now);
-            match self.inbox.recv_timeout(Duration::from_nanos(wake_at.since(now))) {
+            let heard = self.inbox.recv_timeout(Duration::from_nanos(wake_at.since(now)));
+            woke_at = mono_now();
+            self.note_stall(woke_at.since(wake_at));
+            match heard {
                 Ok(input) => {
-                    woke_at = mono_now();
-                    self.note_stall(woke_at.since(wake_at));
                     self.take(input);
                     // All that has come is known before anything is decided.
                     while let Ok(input) = self.inbox.try_recv() {
                         self.take(input);
                     }
                 }
-                Err(mpsc::RecvTimeoutError::Timeout) => {
-                    woke_at = mono_now();
-                    self.note_stall(woke_at.since(wake_at));
-                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => return,
             }
         }
@@ -252,6 +250,7 @@ where
     /// How long it was busy with what had come: later than that nothing else could be done in time.
     fn note_round(&mut self, round_ns: u64) {
         if self.is_alarming(round_ns) {
+            self.stalls.saturating_record(round_ns);
             let group = &self.options.name;
             tracing::warn!(alarm = "election-late", group, round_ns, "the election thread was held up in its work");
             self.publish_stalls(true);
