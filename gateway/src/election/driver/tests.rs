@@ -118,11 +118,11 @@ fn an_election_thread_that_is_held_up_in_its_work_counts_as_late() {
     let held_up = half + Duration::from_millis(20);
     let (slow, _) = election_held_up(1, 1, directory.path(), &Wires::default(), held_up);
     slow.start().unwrap();
-    let deadline = std::time::Instant::now() + GENEROUS;
+    let deadline = Instant::now() + GENEROUS;
     let (stalls, alarming) = loop {
         match slow.stalls() {
             Some((stalls, alarming)) if alarming > 1 => break (stalls, alarming),
-            _ => assert!(std::time::Instant::now() < deadline, "it was never seen to be late"),
+            _ => assert!(Instant::now() < deadline, "it was never seen to be late"),
         }
         std::thread::yield_now();
     };
