@@ -71,14 +71,16 @@ where
     pub(super) fn launch(self) -> io::Result<()> {
         let name = format!("mdgw-elect-{}", self.options.name);
         std::thread::Builder::new().name(name).spawn(move || {
-            // However it ends, the fence is closed then and everybody knows.
-            let _end = EndOnDrop(Arc::clone(&self.shared));
-            self.run();
+            let mut thread = self;
+            // However it ends, the fence is closed then and everybody knows; and what the backend holds, as a session's
+            // place, is given up only after that.
+            let _end = EndOnDrop(Arc::clone(&thread.shared));
+            thread.run();
         })?;
         Ok(())
     }
 
-    fn run(mut self) {
+    fn run(&mut self) {
         self.take_place();
         self.backend.begin();
         // What it was told before it began.
