@@ -11,6 +11,8 @@
 //! - The place goes no sooner than one session time-out T after the store last heard of the session. A leader's deadline
 //!   is when its last *answered* request was sent, plus 2/3 T, less the margin: the rest pays for what the store's own
 //!   nodes tell each other late (half a tick, at most T/4) and for clocks.
+//! - Whoever led gives up its place no sooner than its sends have ended: when that is known, or the longest send after
+//!   the deadline.
 //! - Only a write renews: it is answered by the store's leader, and only while the place is there.
 //! - An epoch is taken by a versioned write that fails unless our place still stands. So of two that both believe to be
 //!   first, one at most gets any epoch, and each opening has its own.
@@ -147,6 +149,8 @@ pub struct SessionLatch {
     obstacle: Option<Obstacle>,
     /// A store that refuses is not hammered.
     rest_until: MonoNs,
+    /// Until when a send of the last leadership may be under way: our place stays as long.
+    sends_end: MonoNs,
     tickets: u64,
     outputs: Vec<Output<SessionRequest>>,
 }
@@ -207,6 +211,7 @@ impl SessionLatch {
             pin: Pin::default(),
             obstacle: None,
             rest_until: MonoNs(0),
+            sends_end: MonoNs(0),
             tickets: 0,
             outputs: Vec::new(),
         }
@@ -230,7 +235,12 @@ impl SessionLatch {
                 self.leaving = Leaving::HandOver(target);
                 self.must_look = true;
             }
-            Input::Drained { .. } if self.leaving == Leaving::Draining => self.leaving = Leaving::Left,
+            Input::Drained { .. } if matches!(self.leaving, Leaving::Draining | Leaving::Closing) => {
+                self.sends_end = MonoNs(0);
+                if self.leaving == Leaving::Draining {
+                    self.leaving = Leaving::Left;
+                }
+            }
             Input::Pin(pin) => self.pin = pin,
             Input::Died(notice) => {
                 let dead = |place: &&Place| {
@@ -244,6 +254,9 @@ impl SessionLatch {
             Input::Close => {
                 self.close(CloseReason::Released);
                 self.leaving = Leaving::Closing;
+                if now < self.sends_end {
+                    self.outputs.push(Output::Drain);
+                }
             }
             // Here the line alone decides.
             Input::Time
@@ -317,8 +330,9 @@ impl SessionLatch {
                     self.must_look = true;
                 }
             }
-            (Asked::Leave, SessionAnswer::Done) | (_, SessionAnswer::Gone) => self.lose_place(),
+            // That it was gone already says nothing of our own place.
             (Asked::Remove, _) => self.must_look = true,
+            (Asked::Leave, SessionAnswer::Done) | (_, SessionAnswer::Gone) => self.lose_place(),
             (_, SessionAnswer::Failed(why)) => {
                 self.obstacle = Some(Obstacle::ForeignRecord(why));
                 self.rest_until = now.plus(REST_NS);
@@ -397,7 +411,7 @@ impl SessionLatch {
         let waits_for = |asked: Asked| self.asked.values().any(|(other, _)| *other == asked);
         let takes_epoch = self.asked.values().any(|(asked, _)| matches!(asked, Asked::TakeEpoch(_)));
         if self.leaves() && self.has_place {
-            if !waits_for(Asked::Leave) {
+            if self.sends_end <= now && !waits_for(Asked::Leave) {
                 self.ask(now, Asked::Leave, SessionRequest::Leave);
             }
         } else if self.must_look && self.has_place {
@@ -426,7 +440,8 @@ impl SessionLatch {
     }
 
     fn close(&mut self, reason: CloseReason) {
-        if let Some(Leading { epoch, .. }) = self.leading.take() {
+        if let Some(Leading { epoch, deadline, .. }) = self.leading.take() {
+            self.sends_end = deadline.plus(self.config.timing.send_ns_max);
             self.outputs.push(Output::Close { epoch, reason });
             self.must_look = true;
             if matches!(self.leaving, Leaving::HandOver(_)) {
@@ -507,7 +522,10 @@ impl Core for SessionLatch {
         match &self.leading {
             Some(Leading { deadline, renew_at, .. }) if self.may_stand() => Some(*deadline.min(renew_at)),
             Some(Leading { deadline, .. }) => Some(*deadline),
-            None => (self.asked.is_empty() && self.wants_something()).then_some(self.rest_until),
+            None => {
+                let sends_end = if self.leaves() { self.sends_end } else { MonoNs(0) };
+                (self.asked.is_empty() && self.wants_something()).then_some(self.rest_until.max(sends_end))
+            }
         }
     }
 

@@ -190,7 +190,8 @@ fn after_an_unknown_join_the_line_says_whether_there_is_a_place() {
 fn closing_gives_up_the_place() {
     let (mut tried, epoch) = Tried::leading();
     tried.tell(Input::Close);
-    assert!(tried.outputs.contains(&Output::Close { epoch, reason: CloseReason::Released }));
+    assert_eq!(tried.outputs, [Output::Close { epoch, reason: CloseReason::Released }, Output::Drain]);
+    tried.tell(Input::Drained { positions: BTreeMap::new() });
     assert!(tried.asks(SessionRequest::Leave));
     assert_ne!(tried.latch.view().role, Role::Closed);
     tried.answer(SessionAnswer::Done);
@@ -233,6 +234,24 @@ fn a_death_takes_away_that_incarnations_place_and_no_other() {
     assert!(tried.asks(|ticket| SessionRequest::Remove(ticket, "place-2".to_owned())));
 }
 
+/// A notice comes three times, and others that have it act on it, too.
+#[test]
+fn a_dead_ones_place_that_is_gone_already_costs_nobody_the_own_one() {
+    let mut tried = Tried::begun();
+    tried.answer(SessionAnswer::Done);
+    tried.line(&[2, 1], 9);
+    let notice = DeathNotice { holder: NodeId(2), incarnation: Incarnation(1), epoch: Epoch::new(9, 2) };
+    tried.tell(Input::Died(notice));
+    let first = tried.newest();
+    tried.tell(Input::Died(notice));
+    let second = tried.newest();
+    tried.event(SessionEvent::Answer(first, SessionAnswer::Done));
+    tried.line(&[1], 9);
+    tried.answer(SessionAnswer::Done);
+    tried.event(SessionEvent::Answer(second, SessionAnswer::Gone));
+    assert_eq!((tried.latch.view().role, tried.outputs), (Role::Leader, Vec::new()));
+}
+
 #[test]
 fn a_session_too_short_for_three_renewals_stands_nowhere() {
     let mut tried = Tried::begun();
@@ -248,6 +267,21 @@ fn a_leader_whose_threads_are_stuck_stops_and_leaves() {
     tried.at(1_100);
     assert_eq!(tried.outputs, [], "not renewed");
     tried.at(1_380);
-    assert!(tried.outputs.contains(&Output::Close { epoch, reason: CloseReason::Expired }));
+    assert_eq!(tried.outputs, [Output::Close { epoch, reason: CloseReason::Expired }]);
+    // What passed the fence at the last moment is out by then.
+    assert_eq!(tried.latch.next_deadline(), Some(MonoNs(1_390 * MS)));
+    tried.at(1_390);
+    assert!(tried.asks(SessionRequest::Leave));
+}
+
+#[test]
+fn a_place_stays_while_sends_may_be_under_way() {
+    let (mut tried, _) = Tried::leading();
+    tried.tell(Input::HandOver(None));
+    tried.line(&[1, 2], 10);
+    tried.tell(Input::Progress(Progress::Stuck));
+    tried.tell(Input::Close);
+    assert_eq!(tried.outputs, [Output::Drain], "also where several reasons to leave come together");
+    tried.tell(Input::Drained { positions: BTreeMap::new() });
     assert!(tried.asks(SessionRequest::Leave));
 }
