@@ -1,4 +1,5 @@
 //! Elections searched state by state.
 
+mod latch;
 mod lease;
 mod quorum;

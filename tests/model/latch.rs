@@ -1,0 +1,803 @@
+//! The latch over a line of places searched state by state: two or three gateways, the product's own state machines, and
+//! a store with sessions, from a moment at which node 1 leads and has renewed, or from the beginning.
+//!
+//! What may happen in any order: time goes on to the next moment at which anything changes, a timer that is due goes off
+//! or stays late (a pause), a request, an answer, the watch's word or a notice of death arrives, late or never; what is
+//! lost, on the way there or back (so cuts in one direction are among it), is answered as unknown, also with a broken
+//! connection and while the request may still take effect. A session ends that the store has not heard of for long
+//! enough, and its gateway is told at any time after, or never. A process restarts in a new session, its death told twice,
+//! once or not; a gateway hands over, closes, or its threads get stuck; a packet that passed the fence arrives late.
+//! Clocks run at different rates. What may not happen: one may send while a send of another may be under way, an epoch is
+//! not above all before, a receiver takes content of an old epoch after a new one, a session has two places, a leader
+//! gives up as lost what is its own.
+//!
+//! Assumed ([`Word::Early`]): a session lasts three quarters of T at least from whatever any node of the store last heard.
+//! In truth the one that ends sessions learns of it half a tick later, so that after a silence of nearly T a session may
+//! end although an epoch has just been taken in it: no forwarded request extends it at once. A control shows that.
+//!
+//! The space is bounded by time, by the number of faults and by that of states. Each safeguard switched off must be found.
+//! All switches are the store's, its client's or the gateway's around the core: the core itself is the product's.
+
+mod searches;
+mod store;
+
+use std::{
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+};
+
+use mdgw::election::{
+    core::{CloseReason, Core as _, Input, Output, Progress},
+    fitness::Standing,
+    identity::Incarnation,
+    lease::OnSuspended,
+    peer::DeathNotice,
+    record::ConfigurationMark,
+    register::{Link, Ticket},
+    session_latch::{SessionAnswer, SessionEvent, SessionLatch, SessionLatchConfig, SessionRequest},
+    timing::LeaseTiming,
+};
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_tests::captures::say;
+use stateright::{Checker as _, HasDiscoveries, Model, Property};
+
+use self::store::{Gone, Session, SessionId, Store, T, Word, id_of, member};
+
+/// What is searched.
+#[derive(Clone, Debug)]
+struct Search {
+    gateways: usize,
+    timing: LeaseTiming,
+    on_suspended: OnSuspended,
+    /// T as the gateways are told it; the store's own is [`T`].
+    told_ns: u64,
+    /// An epoch is taken only by who has a place.
+    place_check: bool,
+    /// And only in the place of the version that was seen.
+    version_check: bool,
+    /// What a session asks is done in the order in which it was asked.
+    in_order: bool,
+    word: Word,
+    /// A client whose session has ended makes another with a place of its own, and tells nobody.
+    remakes: bool,
+    /// The fence's deadline counts from when a renewal was sent, not from its answer.
+    counts_from_sending: bool,
+    /// Whoever hands over or closes waits for its sends.
+    waits_for_sends: bool,
+    receivers_fence: bool,
+    epochs_heard: bool,
+    /// Per gateway: how fast its clock runs, in a hundredth of true time.
+    rates: [u64; 3],
+    budget: Budget,
+    start: Start,
+    /// Nothing happens after it, in true time.
+    horizon: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Start {
+    /// Nobody has a session.
+    Cold,
+    /// Node 1 leads, the others are about to join.
+    Warm,
+}
+
+/// How often each may happen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Budget {
+    /// Messages that lie about while time goes on; the others arrive before it does, or never.
+    late: u8,
+    /// Broken connections.
+    breaks: u8,
+    /// Ended sessions.
+    ends: u8,
+    restarts: u8,
+    hand_overs: u8,
+    closes: u8,
+    stuck: u8,
+    packets: u8,
+}
+
+/// Unit-free: of two thirds of a session, 100, clocks of rate 99 and 101 take 2, a send 4.
+const FULL: Search = Search {
+    gateways: 2,
+    timing: LeaseTiming { lease_ns: 100, renew_ns: 30, margin_ns: 8, send_ns_max: 4, rate_error_ppm: 10_000 },
+    on_suspended: OnSuspended::Hold,
+    told_ns: T,
+    place_check: true,
+    version_check: true,
+    in_order: true,
+    word: Word::Early,
+    remakes: false,
+    counts_from_sending: true,
+    waits_for_sends: true,
+    receivers_fence: true,
+    epochs_heard: false,
+    rates: [99, 101, 101],
+    budget: Budget { late: 0, breaks: 0, ends: 0, restarts: 0, hand_overs: 0, closes: 0, stuck: 0, packets: 0 },
+    start: Start::Warm,
+    horizon: WARM + 2 * T,
+};
+
+/// By then node 1 leads.
+const WARM: u64 = 95;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct State {
+    now: u64,
+    nodes: Vec<Node>,
+    store: Store,
+    network: Vec<Flying>,
+    left: Budget,
+    /// Epochs of packets that have passed a fence and are under way.
+    packets: Vec<Epoch>,
+    received: Epoch,
+    opened: Epoch,
+    wrong: Option<Wrong>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Wrong {
+    TwoLead,
+    EpochWentBack,
+    OldPacketTaken,
+    StandsTwice,
+    GaveUpItsOwn,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Node {
+    core: SessionLatch,
+    incarnation: u64,
+    /// Which session of this gateway its client has.
+    session: u32,
+    /// The place in it, as the client knows it.
+    place: Option<u32>,
+    fence: Option<(Epoch, MonoNs)>,
+    /// Until when a send of the opening that ended may be under way.
+    sends_end: MonoNs,
+    drains: bool,
+}
+
+/// A message under way.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Flying {
+    what: Load,
+    /// It lies about, and time goes on.
+    is_late: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Load {
+    /// From a session.
+    Request {
+        from: SessionId,
+        asked: Asked,
+        is_awaited: bool,
+    },
+    /// To a session.
+    Event {
+        to: SessionId,
+        event: SessionEvent,
+    },
+    Died {
+        to: usize,
+        notice: DeathNotice,
+    },
+}
+
+/// A request, and the place of the session that it is about.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Asked {
+    place: Option<u32>,
+    request: SessionRequest,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Action {
+    Advance(Option<usize>),
+    Time(usize),
+    Arrive(usize),
+    Break(usize),
+    End(usize),
+    Restart(usize),
+    HandOver(usize),
+    Close(usize),
+    Stuck(usize),
+    Drained(usize),
+    Send(usize),
+    Receive(usize),
+}
+
+impl Search {
+    fn clock(&self, node: usize, now: u64) -> MonoNs {
+        // Nobody's clock agrees with another's.
+        MonoNs(1_000 * (node as u64 + 1) + now * self.rates[node] / 100)
+    }
+
+    fn latch(&self, node: usize, incarnation: u64, own_epoch: Epoch) -> SessionLatch {
+        SessionLatch::new(SessionLatchConfig {
+            member: member(node, incarnation),
+            timing: self.timing,
+            configuration: ConfigurationMark::default(),
+            on_suspended: self.on_suspended,
+            own_epoch,
+        })
+    }
+
+    fn step(&self, state: &mut State, node: usize, input: Input<SessionEvent>) {
+        let at = self.clock(node, state.now);
+        for output in state.nodes[node].core.step(at, input) {
+            self.carry_out(state, node, output);
+        }
+        self.check(state);
+    }
+
+    fn carry_out(&self, state: &mut State, node: usize, output: Output<SessionRequest>) {
+        let at = self.clock(node, state.now);
+        match output {
+            Output::Open { epoch, deadline } => {
+                if epoch <= state.opened {
+                    state.wrong.get_or_insert(Wrong::EpochWentBack);
+                }
+                state.opened = state.opened.max(epoch);
+                state.nodes[node].fence = Some((epoch, deadline));
+                for other in (0..self.gateways).filter(|other| self.epochs_heard && *other != node) {
+                    self.step(state, other, Input::Heard(epoch));
+                }
+            }
+            Output::Renew { deadline } => {
+                let from_answer = at.plus(self.timing.session_span_ns(self.told_ns));
+                if let Some(fence) = &mut state.nodes[node].fence {
+                    fence.1 = if self.counts_from_sending { deadline } else { from_answer };
+                }
+            }
+            Output::Close { reason, .. } => {
+                let of_node = &mut state.nodes[node];
+                if let Some((_, deadline)) = of_node.fence.take() {
+                    of_node.sends_end = deadline.min(at).plus(self.timing.send_ns_max);
+                }
+                let has_place = state.store.place_of((node, of_node.session)).is_some();
+                if reason == CloseReason::Lost && has_place && self.in_order {
+                    state.wrong.get_or_insert(Wrong::GaveUpItsOwn);
+                }
+            }
+            Output::Drain => state.nodes[node].drains = true,
+            Output::Request(request) => self.ask(state, node, request),
+            Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::OthersEnded { .. } => {}
+        }
+    }
+
+    // ---- between a gateway and the store ----
+
+    fn ask(&self, state: &mut State, node: usize, request: SessionRequest) {
+        let Node { session, place, .. } = state.nodes[node];
+        let id = (node, session);
+        let is_of_place =
+            matches!(request, SessionRequest::Renew(_) | SessionRequest::TakeEpoch { .. } | SessionRequest::Leave(_));
+        if is_of_place && place.is_none() {
+            state.tell(id, SessionEvent::Answer(ticket_of(&request), SessionAnswer::Gone));
+        } else {
+            state.fly(Load::Request { from: id, asked: Asked { place, request }, is_awaited: true });
+        }
+    }
+
+    /// What the store makes of a request; `None`: its session has ended.
+    fn at_store(&self, state: &mut State, from: SessionId, asked: &Asked) -> Option<SessionAnswer> {
+        let Asked { place, request } = asked;
+        if self.in_order {
+            state.network.retain(|flying| !flying.what.is_before(from, request));
+        }
+        let store = &mut state.store;
+        let is_alive = store.hears(from, state.now, self.word);
+        let stands = is_alive && place.is_some_and(|place| store.stands(place));
+        let takes_unchecked = !self.place_check && matches!(request, SessionRequest::TakeEpoch { .. });
+        if !is_alive && !takes_unchecked {
+            return None;
+        }
+        let done = |is_done| if is_done { SessionAnswer::Done } else { SessionAnswer::Gone };
+        Some(match request {
+            SessionRequest::Join(_) => {
+                if store.place_of(from).is_some() && self.in_order && !self.remakes {
+                    state.wrong.get_or_insert(Wrong::StandsTwice);
+                }
+                state.join(from);
+                SessionAnswer::Done
+            }
+            SessionRequest::Look(_) => {
+                let (answer, own) = store.look(from);
+                state.knows_place(from, own);
+                answer
+            }
+            SessionRequest::Renew(_) => done(stands),
+            SessionRequest::TakeEpoch { .. } if self.place_check && !stands => SessionAnswer::Gone,
+            SessionRequest::TakeEpoch { expected, .. } if self.version_check && *expected != store.version => {
+                SessionAnswer::Refused
+            }
+            SessionRequest::TakeEpoch { epoch, .. } => {
+                store.take_epoch(*epoch);
+                SessionAnswer::Done
+            }
+            SessionRequest::Leave(_) => done(stands && place.is_some_and(|place| state.remove(place, Gone::Left))),
+            SessionRequest::Remove(_, name) => {
+                let place = store.named(name);
+                done(place.is_some_and(|place| state.remove(place, Gone::Removed)))
+            }
+        })
+    }
+
+    fn arrive(&self, state: &mut State, load: Load) {
+        match load {
+            Load::Request { from, asked, is_awaited } => {
+                let answer = self.at_store(state, from, &asked);
+                if let Some(answer) = answer.filter(|_| is_awaited) {
+                    state.tell(from, SessionEvent::Answer(ticket_of(&asked.request), answer));
+                }
+            }
+            Load::Event { to, event } => {
+                let has_ended = event == SessionEvent::Link(Link::Ended);
+                self.step(state, to.0, Input::Backend(event));
+                if has_ended {
+                    self.begin_session(state, to.0);
+                }
+            }
+            Load::Died { to, notice } => self.step(state, to, Input::Died(notice)),
+        }
+    }
+
+    fn begin_session(&self, state: &mut State, node: usize) {
+        let Node { incarnation, session, .. } = state.nodes[node];
+        let id = (node, session + 1);
+        (state.nodes[node].session, state.nodes[node].place) = (id.1, None);
+        // Of an earlier session nothing comes any more.
+        state.network.retain(|flying| !matches!(flying.what, Load::Event { to, .. } if to.0 == node));
+        state.store.begin_session(id, incarnation, state.now);
+        state.tell(id, SessionEvent::Began { timeout_ns: self.told_ns });
+    }
+
+    /// What was asked may have been done or not, now or later.
+    fn give_up(&self, state: &mut State, mut asked: Vec<(SessionId, Ticket)>) {
+        asked.sort_unstable();
+        for (id, ticket) in asked {
+            if state.is_current(id) {
+                let answer = SessionAnswer::Unknown(String::new());
+                self.step(state, id.0, Input::Backend(SessionEvent::Answer(ticket, answer)));
+            }
+        }
+    }
+
+    /// The connection is another one from now on. What was asked over the old one may still be done.
+    fn break_connection(&self, state: &mut State, node: usize) {
+        let id = (node, state.nodes[node].session);
+        let given_up = state.network.iter().filter_map(|flying| flying.what.awaited()).filter(|(of, _)| *of == id);
+        let given_up: Vec<_> = given_up.collect();
+        state.network.retain(|flying| !flying.what.is_answer_to(id));
+        for Flying { what, is_late } in &mut state.network {
+            if let Load::Request { from, is_awaited, .. } = what
+                && *from == id
+            {
+                (*is_awaited, *is_late) = (false, true);
+            }
+        }
+        self.step(state, node, Input::Backend(SessionEvent::Link(Link::Doubtful)));
+        self.give_up(state, given_up);
+        self.step(state, node, Input::Backend(SessionEvent::Link(Link::Up)));
+    }
+
+    /// The session with that index has not been heard of for too long.
+    fn end_session(&self, state: &mut State, index: usize) {
+        let id = state.store.sessions[index].id;
+        if !self.remakes {
+            state.store.sessions.remove(index);
+        }
+        while let Some(place) = state.store.place_of(id) {
+            state.remove(place, Gone::Ended);
+        }
+        if self.remakes && state.is_current(id) {
+            state.store.hears(id, state.now, self.word);
+            state.join(id);
+        } else {
+            state.tell(id, SessionEvent::Link(Link::Ended));
+        }
+    }
+
+    fn restart(&self, state: &mut State, node: usize) {
+        let Node { incarnation, fence, .. } = state.nodes[node];
+        if let Some((epoch, _)) = fence {
+            let notice = DeathNotice { holder: id_of(node), incarnation: Incarnation(incarnation), epoch };
+            for to in (0..self.gateways).filter(|to| *to != node) {
+                (0..2).for_each(|_| state.fly(Load::Died { to, notice }));
+            }
+        }
+        // What it was to be told is lost; what it asked for may be done.
+        state.network.retain(|flying| !matches!(flying.what, Load::Died { to, .. } if to == node));
+        let own_epoch = if self.epochs_heard { state.opened } else { Epoch::default() };
+        let of_node = &mut state.nodes[node];
+        of_node.core = self.latch(node, incarnation + 1, own_epoch);
+        of_node.incarnation += 1;
+        (of_node.fence, of_node.sends_end, of_node.drains) = (None, MonoNs(0), false);
+        self.begin(state, node);
+    }
+
+    /// Its process has just been started.
+    fn begin(&self, state: &mut State, node: usize) {
+        self.begin_session(state, node);
+        self.step(state, node, Input::Standing(Standing::Stands));
+    }
+
+    // ---- what is judged ----
+
+    fn may_send(&self, state: &State, node: usize) -> Option<Epoch> {
+        let (epoch, deadline) = state.nodes[node].fence?;
+        (self.clock(node, state.now) < deadline).then_some(epoch)
+    }
+
+    /// Until when a send that has passed the fence may be under way.
+    fn sends_end(&self, node: &Node) -> MonoNs {
+        let open = node.fence.map_or(MonoNs(0), |(_, deadline)| deadline.plus(self.timing.send_ns_max));
+        open.max(node.sends_end)
+    }
+
+    fn check(&self, state: &mut State) {
+        let sends = |node: usize| self.clock(node, state.now) < self.sends_end(&state.nodes[node]);
+        let leaders = (0..self.gateways).filter(|node| self.may_send(state, *node).is_some());
+        let two = leaders.into_iter().any(|leader| (0..self.gateways).any(|other| other != leader && sends(other)));
+        if two {
+            state.wrong.get_or_insert(Wrong::TwoLead);
+        }
+    }
+
+    /// The next moment at which anything can change.
+    fn next_moment(&self, state: &State) -> Option<u64> {
+        let of_nodes = state.nodes.iter().enumerate().flat_map(|(index, node)| {
+            let fence = node.fence.map(|(_, deadline)| deadline);
+            let true_time =
+                move |at: MonoNs| (at.0.saturating_sub(1_000 * (index as u64 + 1)) * 100).div_ceil(self.rates[index]);
+            let times = [node.core.next_deadline(), fence, Some(self.sends_end(node))];
+            times.into_iter().flatten().map(true_time)
+        });
+        let sessions = state.store.sessions.iter().filter(|_| state.left.ends > 0);
+        let ends = sessions.map(|session| session.may_end(state.now, self.word));
+        of_nodes.chain(ends).filter(|at| *at > state.now && *at <= self.horizon).min()
+    }
+
+    fn is_due(&self, state: &State, node: usize) -> bool {
+        state.nodes[node].core.next_deadline().is_some_and(|at| at <= self.clock(node, state.now))
+    }
+
+    fn begun(&self) -> State {
+        let node = |node: usize| Node {
+            core: self.latch(node, 1, Epoch::default()),
+            incarnation: 1,
+            session: 0,
+            place: None,
+            fence: None,
+            sends_end: MonoNs(0),
+            drains: false,
+        };
+        let mut state = State {
+            now: 0,
+            nodes: (0..self.gateways).map(node).collect(),
+            store: Store::default(),
+            network: Vec::new(),
+            left: self.budget,
+            packets: Vec::new(),
+            received: Epoch::default(),
+            opened: Epoch::default(),
+            wrong: None,
+        };
+        match self.start {
+            Start::Cold => (0..self.gateways).for_each(|node| self.begin(&mut state, node)),
+            Start::Warm => self.warm(&mut state),
+        }
+        state
+    }
+
+    /// Everything arrives at once and every timer goes off in time, until node 1 leads and has renewed.
+    fn warm(&self, state: &mut State) {
+        self.begin(state, 0);
+        for now in 0..=WARM {
+            state.now = now;
+            if now == WARM {
+                (1..self.gateways).for_each(|node| self.begin(state, node));
+            }
+            for node in (0..self.gateways).filter(|node| self.is_due(state, *node)).collect::<Vec<_>>() {
+                self.step(state, node, Input::Time);
+            }
+            while !state.network.is_empty() {
+                let flying = state.network.remove(0);
+                self.arrive(state, flying.what);
+            }
+        }
+        assert!(self.may_send(state, 0).is_some(), "node 1 leads by now");
+    }
+
+    /// No send is under way any more, and the election thread knows it.
+    fn drained(&self, state: &mut State, node: usize) {
+        state.nodes[node].drains = false;
+        if self.waits_for_sends {
+            state.nodes[node].sends_end = MonoNs(0);
+        }
+        self.step(state, node, Input::Drained { positions: BTreeMap::new() });
+    }
+}
+
+impl State {
+    fn fly(&mut self, what: Load) {
+        self.network.push(Flying { what, is_late: false });
+    }
+
+    /// Nothing is told of a session that its gateway has no more.
+    fn tell(&mut self, to: SessionId, event: SessionEvent) {
+        if self.is_current(to) {
+            self.fly(Load::Event { to, event });
+        }
+    }
+
+    /// Whether that session is the one that its gateway has now.
+    fn is_current(&self, (node, session): SessionId) -> bool {
+        self.nodes[node].session == session
+    }
+
+    fn join(&mut self, of: SessionId) {
+        let place = self.store.join(of);
+        self.knows_place(of, place);
+    }
+
+    /// The client learns of its place with the answer; until then nothing is asked about it.
+    fn knows_place(&mut self, of: SessionId, place: Option<u32>) {
+        if self.is_current(of) {
+            self.nodes[of.0].place = place;
+        }
+    }
+
+    /// Takes a place away, and tells whoever watches it. Says whether it was there.
+    fn remove(&mut self, place: u32, how: Gone) -> bool {
+        let watchers = self.store.remove(place, how);
+        for to in watchers.iter().flatten() {
+            self.tell(*to, SessionEvent::Stirred);
+        }
+        watchers.is_some()
+    }
+
+    /// Whether nothing that its session asked before waits for an answer. What was given up is done before it or never.
+    fn is_next(&self, flying: &Flying) -> bool {
+        let Load::Request { from, asked, .. } = &flying.what else { return true };
+        let mut waiting = self.network.iter().filter(|other| other.what.awaited().is_some());
+        !waiting.any(|other| other.what.is_before(*from, &asked.request))
+    }
+
+    /// Another than node 1 leads, after the place before it went that way.
+    fn has_moved(&self, how: Gone) -> bool {
+        self.store.gone == Some(how) && self.nodes.iter().skip(1).any(|node| node.fence.is_some())
+    }
+}
+
+impl Load {
+    /// Whose request still waits for an answer, or for this one.
+    fn awaited(&self) -> Option<(SessionId, Ticket)> {
+        match self {
+            Self::Request { from, asked, is_awaited: true } => Some((*from, ticket_of(&asked.request))),
+            Self::Event { to, event: SessionEvent::Answer(ticket, _) } => Some((*to, *ticket)),
+            Self::Request { .. } | Self::Event { .. } | Self::Died { .. } => None,
+        }
+    }
+
+    /// Whether that session asked it before that request.
+    fn is_before(&self, session: SessionId, request: &SessionRequest) -> bool {
+        let Self::Request { from, asked, .. } = self else { return false };
+        *from == session && ticket_of(&asked.request) < ticket_of(request)
+    }
+
+    fn is_answer_to(&self, id: SessionId) -> bool {
+        matches!(self, Self::Event { to, event: SessionEvent::Answer(..) } if *to == id)
+    }
+
+    /// What a client asks for again with each connection until it knows.
+    fn is_never_lost(&self) -> bool {
+        matches!(self, Self::Event { .. }) && self.awaited().is_none()
+    }
+}
+
+fn fingerprint(flying: &Flying) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    flying.hash(&mut hasher);
+    hasher.finish()
+}
+
+impl Model for Search {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![self.begun()]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        if state.wrong.is_some() {
+            return;
+        }
+        let left = &state.left;
+        let nodes = || 0..self.gateways;
+        let in_flight = || state.network.iter().enumerate();
+        let next = in_flight().filter(|(_, flying)| !self.in_order || state.is_next(flying));
+        actions.extend(next.map(|(index, _)| Action::Arrive(index)));
+        actions.extend(nodes().filter(|node| self.is_due(state, *node)).map(Action::Time));
+        actions.extend(nodes().filter(|node| state.nodes[*node].drains).map(Action::Drained));
+        actions.extend((0..state.packets.len()).map(Action::Receive));
+        if left.ends > 0 {
+            let may_end = |session: &Session| {
+                session.may_end(state.now, self.word) <= state.now && state.store.place_of(session.id).is_some()
+            };
+            let sessions = state.store.sessions.iter().enumerate();
+            actions.extend(sessions.filter(|(_, session)| may_end(session)).map(|(index, _)| Action::End(index)));
+        }
+        if left.breaks > 0 {
+            actions.extend(nodes().map(Action::Break));
+        }
+        if left.restarts > 0 {
+            actions.extend(nodes().map(Action::Restart));
+        }
+        let leaders = || nodes().filter(|node| self.may_send(state, *node).is_some());
+        if left.packets > 0 {
+            actions.extend(leaders().map(Action::Send));
+        }
+        if left.hand_overs > 0 {
+            actions.extend(leaders().map(Action::HandOver));
+        }
+        if left.stuck > 0 {
+            actions.extend(leaders().map(Action::Stuck));
+        }
+        if left.closes > 0 {
+            actions.push(Action::Close(0));
+        }
+        if self.next_moment(state).is_some() {
+            actions.push(Action::Advance(None));
+            if left.late > 0 {
+                let in_time = in_flight().filter(|(_, flying)| !flying.is_late && !flying.what.is_never_lost());
+                actions.extend(in_time.map(|(index, _)| Action::Advance(Some(index))));
+            }
+        }
+    }
+
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+        let mut state = last.clone();
+        match action {
+            Action::Advance(kept) => {
+                if let Some(index) = kept {
+                    state.left.late -= 1;
+                    state.network[index].is_late = true;
+                }
+                let stays = |flying: &Flying| flying.is_late || flying.what.is_never_lost();
+                let lost = state.network.iter().filter(|flying| !stays(flying));
+                let lost = lost.filter_map(|flying| flying.what.awaited()).collect();
+                state.network.retain(stays);
+                state.now = self.next_moment(last)?;
+                self.check(&mut state);
+                self.give_up(&mut state, lost);
+            }
+            Action::Time(node) => self.step(&mut state, node, Input::Time),
+            Action::Arrive(index) => {
+                let flying = state.network.remove(index);
+                self.arrive(&mut state, flying.what);
+            }
+            Action::Break(node) => {
+                state.left.breaks -= 1;
+                self.break_connection(&mut state, node);
+            }
+            Action::End(index) => {
+                state.left.ends -= 1;
+                self.end_session(&mut state, index);
+            }
+            Action::Restart(node) => {
+                state.left.restarts -= 1;
+                self.restart(&mut state, node);
+            }
+            Action::HandOver(node) => {
+                state.left.hand_overs -= 1;
+                self.step(&mut state, node, Input::HandOver(None));
+            }
+            Action::Close(node) => {
+                state.left.closes -= 1;
+                self.step(&mut state, node, Input::Close);
+            }
+            Action::Stuck(node) => {
+                state.left.stuck -= 1;
+                self.step(&mut state, node, Input::Progress(Progress::Stuck));
+            }
+            Action::Drained(node) => self.drained(&mut state, node),
+            Action::Send(node) => {
+                let epoch = self.may_send(&state, node)?;
+                state.left.packets -= 1;
+                state.packets.push(epoch);
+                state.packets.sort_unstable();
+            }
+            Action::Receive(index) => {
+                let epoch = state.packets.remove(index);
+                if epoch < state.received {
+                    if !self.receivers_fence {
+                        state.wrong.get_or_insert(Wrong::OldPacketTaken);
+                    }
+                } else {
+                    state.received = epoch;
+                }
+            }
+        }
+        // Order in the network means nothing: what a session asked for has its tickets.
+        state.network.sort_by_cached_key(fingerprint);
+        (state != *last).then_some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("safe", |_, state: &State| state.wrong.is_none()),
+            Property::sometimes(FIRST, |_, state: &State| state.nodes.iter().any(|node| node.fence.is_some())),
+            Property::sometimes(AFTER_END, |_, state: &State| state.has_moved(Gone::Ended)),
+            Property::sometimes(AFTER_NOTICE, |_, state: &State| state.has_moved(Gone::Removed)),
+            Property::sometimes(HAND_OVER, |_, state: &State| state.has_moved(Gone::Left)),
+        ]
+    }
+}
+
+const FIRST: &str = "somebody leads";
+const AFTER_END: &str = "another leads after the end of a session";
+const AFTER_NOTICE: &str = "another leads after a notice of death";
+const HAND_OVER: &str = "another leads after a hand-over";
+
+/// What a search found.
+struct Found {
+    /// What went wrong, and after how many steps.
+    wrong: Option<(Wrong, usize)>,
+    states: usize,
+    reached: Vec<&'static str>,
+}
+
+/// Searches breadth first through so many states.
+fn search(search: Search, states: usize) -> Found {
+    let ends = HasDiscoveries::AnyFailures;
+    let checker = search.checker().threads(1).target_state_count(states).finish_when(ends).spawn_bfs().join();
+    let mut discoveries = checker.discoveries();
+    let wrong = discoveries.remove("safe").map(|path| {
+        let steps = path.clone().into_actions().len();
+        (path.into_states().last().and_then(|state| state.wrong).expect("something went wrong"), steps)
+    });
+    Found { wrong, states: checker.unique_state_count(), reached: discoveries.into_keys().collect() }
+}
+
+/// Nothing goes wrong, though all of `reached` happens.
+#[track_caller]
+fn holds(what: &str, model: Search, reached: &[&str]) {
+    let found = search(model, states());
+    say(&format!("{what}: {} states", found.states));
+    assert_eq!(found.wrong, None, "after {} states", found.states);
+    for wanted in reached {
+        assert!(found.reached.contains(wanted), "too few states for this: {wanted}: {}", found.states);
+    }
+}
+
+#[track_caller]
+fn fails(what: &str, model: Search, expected: &[Wrong]) {
+    let found = search(model, states().max(CONTROL_STATES));
+    let (wrong, steps) = found.wrong.unwrap_or_else(|| panic!("not found in {} states", found.states));
+    say(&format!("without {what}: {wrong:?} after {steps} steps, {} states", found.states));
+    assert!(expected.contains(&wrong), "{wrong:?} after {steps} steps, {} states", found.states);
+}
+
+/// More for a long night: `STATES=10000000`.
+fn states() -> usize {
+    std::env::var("STATES").ok().map_or(400_000, |text| text.parse().expect("a number"))
+}
+
+fn ticket_of(request: &SessionRequest) -> Ticket {
+    match request {
+        SessionRequest::Join(ticket)
+        | SessionRequest::Look(ticket)
+        | SessionRequest::Renew(ticket)
+        | SessionRequest::TakeEpoch { ticket, .. }
+        | SessionRequest::Leave(ticket)
+        | SessionRequest::Remove(ticket, _) => *ticket,
+    }
+}
+
+/// What is to be found is found earlier, and then the search ends.
+const CONTROL_STATES: usize = 1_500_000;

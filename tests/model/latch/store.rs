@@ -1,0 +1,167 @@
+//! What stands in for ZooKeeper: a line of places, the sessions that keep them, and an epoch with a version.
+
+use mdgw::election::{
+    identity::{Incarnation, Member, NodeId, NodeName},
+    register::Version,
+    session_latch::{Place, SessionAnswer},
+};
+use mdgw_feeds::identity::Epoch;
+
+/// A gateway, and which session of it.
+pub(super) type SessionId = (usize, u32);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Store {
+    /// In the order of joining.
+    line: Vec<InLine>,
+    joined: u32,
+    pub(super) sessions: Vec<Session>,
+    epoch: Epoch,
+    pub(super) version: Version,
+    /// How the last place went that was the first.
+    pub(super) gone: Option<Gone>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct InLine {
+    number: u32,
+    of: SessionId,
+    incarnation: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Session {
+    pub(super) id: SessionId,
+    incarnation: u64,
+    /// When it was heard of: the last time that is known for sure where sessions are ended, and all since.
+    heard: Vec<u64>,
+    /// The place whose end it wants to be told of.
+    watches: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Gone {
+    Ended,
+    Removed,
+    Left,
+}
+
+/// What one node of the store has heard, the one that ends sessions learns up to T/4 later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    /// The session lasts so much shorter.
+    Early,
+    /// It may end before that is learned.
+    Late,
+}
+
+/// What the store keeps a session for.
+pub(super) const T: u64 = 150;
+
+impl Store {
+    pub(super) fn begin_session(&mut self, id: SessionId, incarnation: u64, now: u64) {
+        self.sessions.push(Session { id, incarnation, heard: vec![now], watches: None });
+    }
+
+    fn session(&mut self, id: SessionId) -> Option<&mut Session> {
+        self.sessions.iter_mut().find(|session| session.id == id)
+    }
+
+    /// Whether that session is still there; if so, it has been heard of.
+    pub(super) fn hears(&mut self, id: SessionId, now: u64, word: Word) -> bool {
+        let Some(session) = self.session(id) else { return false };
+        let before_known = match word {
+            Word::Early => session.heard.len(),
+            Word::Late => session.known(now),
+        };
+        session.heard.drain(..before_known);
+        session.heard.push(now);
+        session.heard.dedup();
+        true
+    }
+
+    pub(super) fn stands(&self, number: u32) -> bool {
+        self.line.iter().any(|place| place.number == number)
+    }
+
+    /// The first one that it has.
+    pub(super) fn place_of(&self, id: SessionId) -> Option<u32> {
+        self.line.iter().find(|place| place.of == id).map(|place| place.number)
+    }
+
+    pub(super) fn named(&self, name: &str) -> Option<u32> {
+        self.line.iter().map(|place| place.number).find(|number| name_of(*number) == name)
+    }
+
+    /// A place at the end of the line, for a session that is there.
+    pub(super) fn join(&mut self, of: SessionId) -> Option<u32> {
+        let incarnation = self.session(of)?.incarnation;
+        self.joined += 1;
+        self.line.push(InLine { number: self.joined, of, incarnation });
+        Some(self.joined)
+    }
+
+    /// The answer, and the place that the client takes for its own.
+    pub(super) fn look(&mut self, from: SessionId) -> (SessionAnswer, Option<u32>) {
+        let own = self.line.iter().position(|place| place.of == from);
+        let before = own.and_then(|own| own.checked_sub(1)).map(|before| self.line[before].number);
+        if let Some(session) = self.session(from) {
+            session.watches = before;
+        }
+        let place =
+            |place: &InLine| Place { name: name_of(place.number), member: Some(member(place.of.0, place.incarnation)) };
+        let places = self.line.iter().map(place).collect();
+        let answer = SessionAnswer::Line { places, own, epoch: self.epoch, version: self.version };
+        (answer, own.map(|own| self.line[own].number))
+    }
+
+    pub(super) fn take_epoch(&mut self, epoch: Epoch) {
+        self.epoch = epoch;
+        self.version.0 += 1;
+    }
+
+    /// Takes a place away, and says who watches it; `None`: it was not there.
+    pub(super) fn remove(&mut self, number: u32, how: Gone) -> Option<Vec<SessionId>> {
+        let index = self.line.iter().position(|place| place.number == number)?;
+        self.line.remove(index);
+        if index == 0 {
+            self.gone = Some(how);
+        }
+        let watchers = self.sessions.iter_mut().filter_map(|session| {
+            let watched = session.watches.take_if(|watched| *watched == number);
+            watched.map(|_| session.id)
+        });
+        Some(watchers.collect())
+    }
+}
+
+impl Session {
+    /// Which of the times is known for sure where sessions are ended.
+    fn known(&self, now: u64) -> usize {
+        self.heard.iter().rposition(|heard| heard + WORD_AFTER <= now).unwrap_or(0)
+    }
+
+    /// From when on it may end, by a clock that is fast by a hundredth.
+    pub(super) fn may_end(&self, now: u64, word: Word) -> u64 {
+        match word {
+            Word::Early => self.heard.last().map_or(0, |heard| heard + (T - WORD_AFTER) * 100 / 101),
+            Word::Late => self.heard[self.known(now)] + T * 100 / 101,
+        }
+    }
+}
+
+/// How late word of a session may be.
+const WORD_AFTER: u64 = T / 4;
+
+pub(super) fn id_of(node: usize) -> NodeId {
+    NodeId(u8::try_from(node + 1).expect("few gateways"))
+}
+
+pub(super) fn member(node: usize, incarnation: u64) -> Member {
+    let name = NodeName::new(&format!("n{}", node + 1)).expect("a plain name");
+    Member { node: id_of(node), name, incarnation: Incarnation(incarnation) }
+}
+
+fn name_of(number: u32) -> String {
+    format!("p{number}")
+}
