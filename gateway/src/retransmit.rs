@@ -18,7 +18,7 @@ mod tests;
 
 use std::{
     io::{self, IoSlice},
-    net::{SocketAddr, SocketAddrV4, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
     os::fd::AsFd,
     path::PathBuf,
     sync::{
@@ -76,6 +76,15 @@ pub struct ServedChannel {
 #[derive(Debug)]
 pub struct RetransmissionService {
     socket: UdpSocket,
+    answers: Answers,
+}
+
+/// Takes header and body of one packet away, and says how many bytes went.
+pub type SendPacket<'a> = dyn FnMut(&[u8; HEADER_BYTES], &[u8]) -> io::Result<usize> + 'a;
+
+/// What answers requests, whatever brings them and takes the answers away.
+#[derive(Debug)]
+pub struct Answers {
     channels: Vec<Channel>,
     requesters: Requesters,
     counts: RetransmissionCounts,
@@ -130,14 +139,7 @@ impl RetransmissionService {
         let bind = |source| ServiceError::Bind { address: config.listen, source };
         let socket = UdpSocket::bind(config.listen).map_err(bind)?;
         socket.set_nonblocking(true).map_err(bind)?;
-        let open = |served: &ServedChannel| Reader::open(&served.log_directory, served.channel.0);
-        let channel = |served: ServedChannel| {
-            let definitions = Definitions::new(open(&served)?, DEFINITIONS_BYTES_MAX);
-            Ok(Channel { reader: open(&served)?, definitions, served })
-        };
-        let channels = served.into_iter().map(channel).collect::<Result<_, LogError>>()?;
-        let requesters = Requesters::new(config.limits.clone());
-        Ok(Self { socket, channels, requesters, counts: RetransmissionCounts::default() })
+        Ok(Self { socket, answers: Answers::new(config.limits.clone(), served)? })
     }
 
     /// Where it listens.
@@ -175,18 +177,17 @@ impl RetransmissionService {
     /// # Errors
     /// When the socket fails.
     pub fn turn(&mut self, now: MonoNs) -> io::Result<bool> {
-        let mut more = false;
-        for channel in &mut self.channels {
-            more |= channel.definitions.follow(FOLLOW_ENTRIES_MAX);
-        }
-        self.counts.definitions_left_out = self.channels.iter().map(|channel| channel.definitions.left_out()).sum();
+        let more = self.answers.follow();
         // One byte more than a request, so that a longer datagram is seen to be one.
         let mut datagram = [0; REQUEST_PACKET_BYTES + 1];
         for _ in 0..REQUESTS_PER_TURN {
             match self.socket.recv_from(&mut datagram) {
                 Ok((length, SocketAddr::V4(requester))) => {
-                    self.counts.requests += 1;
-                    self.request(&datagram[..length], requester, now);
+                    let (socket, to) = (SockRef::from(&self.socket), SockAddr::from(requester));
+                    let mut send = |header: &[u8; HEADER_BYTES], body: &[u8]| {
+                        socket.send_to_vectored(&[IoSlice::new(header), IoSlice::new(body)], &to)
+                    };
+                    self.answers.answer(&datagram[..length], *requester.ip(), now, &mut send);
                 }
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(more),
@@ -201,18 +202,46 @@ impl RetransmissionService {
 
     /// New limits, from now on; every requester begins with its full allowance.
     pub fn set_limits(&mut self, limits: RetransmissionLimits) {
-        self.requesters.set_limits(limits);
+        self.answers.requesters.set_limits(limits);
     }
 
     /// What it counts.
     #[must_use]
     pub fn counts(&self) -> &RetransmissionCounts {
-        &self.counts
+        &self.answers.counts
+    }
+}
+
+impl Answers {
+    /// Opens the logs.
+    ///
+    /// # Errors
+    /// When a log can't be read.
+    pub fn new(limits: RetransmissionLimits, served: Vec<ServedChannel>) -> Result<Self, LogError> {
+        let open = |served: &ServedChannel| Reader::open(&served.log_directory, served.channel.0);
+        let channel = |served: ServedChannel| {
+            let definitions = Definitions::new(open(&served)?, DEFINITIONS_BYTES_MAX);
+            Ok(Channel { reader: open(&served)?, definitions, served })
+        };
+        let channels = served.into_iter().map(channel).collect::<Result<_, LogError>>()?;
+        Ok(Self { channels, requesters: Requesters::new(limits), counts: RetransmissionCounts::default() })
     }
 
-    fn request(&mut self, datagram: &[u8], requester: SocketAddrV4, now: MonoNs) {
+    /// Follows the logs, some entries at most. Whether there may be more.
+    pub fn follow(&mut self) -> bool {
+        let mut more = false;
+        for channel in &mut self.channels {
+            more |= channel.definitions.follow(FOLLOW_ENTRIES_MAX);
+        }
+        self.counts.definitions_left_out = self.channels.iter().map(|channel| channel.definitions.left_out()).sum();
+        more
+    }
+
+    /// A datagram came; `send` takes its answer.
+    pub fn answer(&mut self, datagram: &[u8], requester: Ipv4Addr, now: MonoNs, send: &mut SendPacket<'_>) {
+        self.counts.requests += 1;
         // The allowance first: whoever floods must not make us do more than this.
-        let bytes_max = match self.requesters.admit(*requester.ip(), now) {
+        let bytes_max = match self.requesters.admit(requester, now) {
             Ok(bytes_max) => bytes_max,
             Err(refusal) => {
                 *match refusal {
@@ -250,8 +279,7 @@ impl RetransmissionService {
             return;
         };
         let mut answer = Answer {
-            socket: &self.socket,
-            requester: requester.into(),
+            send,
             served: &channel.served,
             session,
             packets_left: self.requesters.limits().packets_per_request_max,
@@ -270,7 +298,7 @@ impl RetransmissionService {
             RequestKind::Sessions => answer.range(&mut channel.reader, &channel.definitions, 0, 0),
         };
         let bytes = answer.bytes;
-        self.requesters.charge(*requester.ip(), bytes);
+        self.requesters.charge(requester, bytes);
         self.counts.answered += 1;
         self.counts.log_failures += u64::from(result.is_err());
     }
@@ -294,8 +322,7 @@ pub enum ServiceError {
 
 /// One answer on its way.
 struct Answer<'a> {
-    socket: &'a UdpSocket,
-    requester: SockAddr,
+    send: &'a mut SendPacket<'a>,
     served: &'a ServedChannel,
     session: SessionBytes,
     packets_left: u32,
@@ -373,8 +400,7 @@ impl Answer<'_> {
         let epoch: Epoch = self.served.fence.epoch().max(self.served.epochs.highest_heard().unwrap_or_default());
         let header: [u8; HEADER_BYTES] =
             packet_header(self.served.group, self.served.channel, epoch, unix_now(), entry, flags);
-        let parts = [IoSlice::new(&header), IoSlice::new(entry.payload)];
-        match SockRef::from(self.socket).send_to_vectored(&parts, &self.requester) {
+        match (self.send)(&header, entry.payload) {
             Ok(bytes) => {
                 self.bytes += bytes as u64;
                 self.counts.bytes += bytes as u64;

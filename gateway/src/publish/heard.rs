@@ -152,7 +152,7 @@ pub struct EndedWords(Slots<4>);
 
 impl EndedWords {
     /// Everything before it was sent under that epoch, or earlier ones. What is older changes nothing. By the election thread alone.
-    pub(crate) fn advance(&self, epoch: Epoch, position: StreamPosition) {
+    pub fn advance(&self, epoch: Epoch, position: StreamPosition) {
         if self.get().is_none_or(|(before, _)| before < epoch) {
             let [a, b, c] = position.to_words();
             self.0.set([a, b, c, epoch.0]);

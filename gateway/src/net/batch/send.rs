@@ -211,6 +211,19 @@ impl<'a> SendBatch<'a> {
         })
     }
 
+    /// Socket, header and body of each packet, for whoever carries them without the kernel.
+    pub fn packets(&self) -> impl Iterator<Item = (RawFd, &[u8; HEADER_BYTES], &[u8])> {
+        self.sockets().iter().enumerate().map(|(index, socket)| {
+            // SAFETY: `push` has set the header, and nothing writes it while `self` is borrowed.
+            let header = unsafe { &*self.buffers.headers.at(index) };
+            // SAFETY: as above, for the second of the packet's two `iovecs`.
+            let body = unsafe { self.buffers.iovecs.at(index * 2 + 1).read() };
+            // SAFETY: `push` made it of a slice that is borrowed for as long as `self` lives.
+            let body = unsafe { std::slice::from_raw_parts(body.iov_base.cast::<u8>().cast_const(), body.iov_len) };
+            (*socket, header, body)
+        })
+    }
+
     fn sockets(&self) -> &[RawFd] {
         &self.buffers.sockets[..self.len]
     }
