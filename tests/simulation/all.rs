@@ -1,4 +1,6 @@
-//! Elections under a simulated network, clock and store, from seeds.
+//! Elections and publication under a simulated network, clock and disk, from seeds.
 
 mod lease;
 mod quorum;
+mod seeds;
+mod stream;

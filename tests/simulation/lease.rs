@@ -9,10 +9,10 @@
 
 mod faults;
 mod receiver;
-mod seeds;
 mod store;
 mod world;
 
+use crate::seeds::for_seeds;
 use faults::{Fault, Faults};
 use mdgw::{
     election::{
@@ -22,7 +22,6 @@ use mdgw::{
     standin::random::Random,
 };
 use mdgw_tests::captures::say;
-use seeds::for_seeds;
 use world::{MS, Opening, Setup, Swap, Violation, WAKE_NS_MAX, World};
 
 /// Two gateways at 20/4 ms.

@@ -1,0 +1,139 @@
+//! What a venue sends on one day, from a seed, and so what subscribers must be told.
+
+use std::collections::BTreeMap;
+
+use mdgw::standin::random::Random;
+use mdgw_feeds::{
+    identity::{Feed, Session},
+    time::TradingDate,
+};
+
+use super::MS;
+
+/// The day of one channel.
+#[derive(Debug)]
+pub(super) struct Day {
+    steps: Vec<Step>,
+    /// When the venue says each of them, ns.
+    said_ns: Vec<u64>,
+    /// Records of each message, by restart and sequence.
+    messages: BTreeMap<(u32, u64), Vec<u8>>,
+    told: Vec<Told>,
+}
+
+/// One thing that a gateway gets from the venue.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    /// The numbering begins, for the first time or again.
+    Session(u32),
+    /// A message with records: restart and sequence.
+    Message(u32, u64),
+    /// What came before this sequence produced nothing.
+    Silent(u64),
+    /// The venue ends the session.
+    End,
+}
+
+/// One thing that a subscriber hears.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Told {
+    Session(u32),
+    Message(u32, u64),
+    End(u32),
+}
+
+impl Day {
+    pub(super) fn new(random: &mut Random) -> Self {
+        let mut day = Self { steps: Vec::new(), said_ns: Vec::new(), messages: BTreeMap::new(), told: Vec::new() };
+        let restarts = u32::try_from(random.below(3)).expect("at most 2");
+        let mut at_ns = MS;
+        for restart in 0..=restarts {
+            at_ns += NUMBERING_BREAK_NS;
+            day.push(at_ns, Step::Session(restart));
+            day.told.push(Told::Session(restart));
+            let mut next = 1;
+            for _ in 0..50 + random.below(100) {
+                at_ns += random.exponential(STEP_NS);
+                if random.chance(0.15) {
+                    next += 1 + random.below(4);
+                    day.push(at_ns, Step::Silent(next));
+                } else {
+                    day.messages.insert((restart, next), records(random));
+                    day.push(at_ns, Step::Message(restart, next));
+                    day.told.push(Told::Message(restart, next));
+                    next += 1;
+                }
+            }
+            // Some numberings break off.
+            if restart == restarts || random.chance(0.5) {
+                day.push(at_ns, Step::End);
+                day.told.push(Told::End(restart));
+            }
+        }
+        day
+    }
+
+    fn push(&mut self, at_ns: u64, step: Step) {
+        self.said_ns.push(at_ns);
+        self.steps.push(step);
+    }
+
+    /// One step, and when the venue says it; `None` behind the last.
+    pub(super) fn step(&self, index: usize) -> Option<(Step, u64)> {
+        Some((*self.steps.get(index)?, self.said_ns[index]))
+    }
+
+    /// When the last word is said.
+    pub(super) fn end_ns(&self) -> u64 {
+        *self.said_ns.last().expect("a day has steps")
+    }
+
+    /// The step with which a numbering begins.
+    pub(super) fn beginning(&self, restart: u32) -> usize {
+        let begins = |step: &Step| matches!(step, Step::Session(begun) if *begun == restart);
+        self.steps.iter().position(begins).expect("a numbering of the day")
+    }
+
+    /// The records of a message.
+    pub(super) fn body(&self, restart: u32, sequence: u64) -> Option<&[u8]> {
+        self.messages.get(&(restart, sequence)).map(Vec::as_slice)
+    }
+
+    /// What is to be told, in its order.
+    pub(super) fn told(&self) -> &[Told] {
+        &self.told
+    }
+}
+
+pub(super) fn session(restart: u32) -> Session {
+    let date = TradingDate::from_yyyymmdd(20_240_102).expect("a day");
+    Session { feed: Feed::IexTops, date, restart }
+}
+
+/// Bytes of one record, as its first byte says in units of four.
+pub(super) fn record_bytes(body: &[u8]) -> usize {
+    4 * usize::from(body[0])
+}
+
+/// A few small records, or large ones: two to a packet, five to a message that has to be cut. No definitions: their type
+/// is 0.
+fn records(random: &mut Random) -> Vec<u8> {
+    let (count, words) = match random.below(10) {
+        0 => (5, 140),
+        1 | 2 => (2, 140),
+        _ => (1 + random.below(3), 20),
+    };
+    let mut body = Vec::new();
+    for _ in 0..count {
+        body.extend([words, 0, 0, 0, 0, 0, 0, 0]);
+        (1..words / 2).for_each(|_| body.extend(random.next_u64().to_le_bytes()));
+    }
+    body
+}
+
+/// A numbering that no venue ever begins.
+pub(super) const FORGED: u32 = 9;
+/// Mean time between two steps.
+const STEP_NS: u64 = 250_000;
+/// A venue that begins its numbering again needs some time for it.
+const NUMBERING_BREAK_NS: u64 = 25 * MS;

@@ -1,0 +1,82 @@
+//! The network: between gateways and subscribers, and the way to retransmission services and back.
+
+use std::{mem, rc::Rc};
+
+use mdgw_feeds::{
+    identity::Line,
+    published::{packet::parse_packet, position::StreamPosition, request::ServiceRequest},
+    time::MonoNs,
+};
+
+use super::{
+    MS, Weather,
+    world::{Ear, Event, World},
+};
+
+impl World {
+    /// What a gateway has handed over goes its way; or it was stopped while it did.
+    pub(super) fn carry(&mut self, gateway: usize) {
+        let Some(run) = &mut self.seats[gateway].gateway.run else { return };
+        let is_stopped_now = run.wire.parked.is_some();
+        for (line, bytes) in mem::take(&mut run.wire.sent) {
+            self.put_on_wire(line, bytes);
+        }
+        if is_stopped_now && !self.seats[gateway].is_stopped {
+            self.stopped(gateway);
+        }
+    }
+
+    pub(super) fn put_on_wire(&mut self, line: Line, bytes: Vec<u8>) {
+        let packet = parse_packet(&bytes).expect("a packet");
+        let epoch = packet.meta.epoch;
+        self.published = self.published.max(Some(StreamPosition::span_of(&packet).1));
+        // A straight line loses nothing to subscribers, nor to gateways that somebody has begun to lead.
+        let is_first = epoch > self.epoch_sent;
+        self.epoch_sent = self.epoch_sent.max(epoch);
+        let bytes: Rc<[u8]> = bytes.into();
+        let gateways = (0..self.seats.len()).map(Ear::Gateway);
+        for at in gateways.chain((0..self.subscribers.len()).map(Ear::Subscriber)) {
+            let is_safe = self.setup.weather == Weather::Straight && (is_first || matches!(at, Ear::Subscriber(_)));
+            let delay_ns = self.delay_ns();
+            if is_safe || !self.is_lost() {
+                self.after(delay_ns, Event::Arrives { at, line, bytes: Rc::clone(&bytes) });
+            }
+        }
+    }
+
+    pub(super) fn answer(&mut self, gateway: usize, subscriber: usize, request: &ServiceRequest) {
+        let (now_ns, published) = (self.now_ns, self.published);
+        if self.awake(gateway).is_none() || !self.seats[gateway].gateway.can_tell(published, MonoNs(now_ns)) {
+            return;
+        }
+        let Some(run) = self.awake(gateway) else { return };
+        let packets = run.answer(request, now_ns);
+        self.counts.answers += 1;
+        for bytes in packets {
+            let delay_ns = self.delay_ns();
+            if !self.is_lost() {
+                let (at, line) = (Ear::Subscriber(subscriber), Line::RECOVERY);
+                self.after(delay_ns, Event::Arrives { at, line, bytes: bytes.into() });
+            }
+        }
+    }
+
+    /// Of one packet or message. On a straight line all take the same.
+    pub(super) fn delay_ns(&mut self) -> u64 {
+        if self.setup.weather == Weather::Straight {
+            return STRAIGHT_NS;
+        }
+        let is_late = !self.is_calm && self.random.chance(0.03);
+        let late_ns = if is_late { self.random.below(6 * MS) } else { 0 };
+        20_000 + self.random.exponential(50_000) + late_ns
+    }
+
+    pub(super) fn is_lost(&mut self) -> bool {
+        let is_lost = !self.is_calm && self.random.chance(0.04);
+        self.counts.lost += u64::from(is_lost);
+        is_lost
+    }
+}
+
+/// How long any packet takes on a straight line.
+const STRAIGHT_NS: u64 = 100_000;

@@ -1,0 +1,188 @@
+//! A subscriber with the product's own receiver, and the judge of what that hands on.
+
+use std::{
+    hash::{DefaultHasher, Hash as _},
+    rc::Rc,
+};
+
+use mdgw_feeds::{
+    identity::{Epoch, Line, Session},
+    published::{
+        packet::parse_packet,
+        receiver::{Item, Output, PublishedDatagram, Receiver, ReceiverConfig, ServiceConfig},
+        request::ServiceRequest,
+    },
+    time::{MonoNs, UnixNs},
+};
+use mdgw_subscriber::ServiceTurns;
+
+use super::{
+    CHANNEL, GROUP, MS, Violation,
+    day::{Day, Told},
+};
+
+pub(super) struct Subscriber {
+    receiver: Receiver,
+    turns: ServiceTurns,
+    /// It has services to ask.
+    asks: bool,
+    has_epochs: bool,
+    highest: Epoch,
+    pub(super) stale: u64,
+    judge: Judge,
+}
+
+/// Knows what must come next.
+struct Judge {
+    day: Rc<Day>,
+    at: usize,
+    /// The numbering that was told last.
+    restart: Option<u32>,
+    violation: Option<Violation>,
+    digest: DefaultHasher,
+}
+
+/// How a subscriber is set up.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setup {
+    pub(super) lines: u8,
+    /// Retransmission services; without one, what is missing on the wire is lost.
+    pub(super) services: Option<usize>,
+    /// Receivers drop what comes under a lower epoch.
+    pub(super) has_epochs: bool,
+}
+
+impl Subscriber {
+    pub(super) fn new(day: &Rc<Day>, setup: Setup) -> Self {
+        let service = ServiceConfig { request_timeout_ns: 3 * MS, attempts_max: 60, ..ServiceConfig::default() };
+        let receiver = Receiver::new(ReceiverConfig {
+            group: GROUP,
+            channels: vec![CHANNEL],
+            lines: setup.lines,
+            window_packets: 64,
+            gap_timeout_ns: MS,
+            service: setup.services.map(|_| service),
+            message_bytes_max: 4_096,
+            ..ReceiverConfig::default()
+        });
+        let judge = Judge { day: Rc::clone(day), at: 0, restart: None, violation: None, digest: DefaultHasher::new() };
+        Self {
+            receiver,
+            turns: ServiceTurns::new(setup.services.unwrap_or(0)),
+            asks: setup.services.is_some(),
+            has_epochs: setup.has_epochs,
+            highest: Epoch::default(),
+            stale: 0,
+            judge,
+        }
+    }
+
+    /// A packet arrives.
+    pub(super) fn hear(&mut self, line: Line, bytes: &[u8], now_ns: u64) {
+        let packet = parse_packet(bytes).expect("a packet");
+        if self.is_kept_from(packet.meta.session) {
+            return;
+        }
+        let epoch = packet.meta.epoch;
+        let mut bytes = bytes.to_vec();
+        if !self.has_epochs {
+            bytes[EPOCH].copy_from_slice(&Epoch::new(1, 1).0.to_le_bytes());
+        }
+        let datagram = PublishedDatagram { line, bytes: &bytes, ts_recv: UnixNs(now_ns) };
+        let Self { receiver, judge, .. } = self;
+        let before = judge.at;
+        // Refused is dropped and counted.
+        let _ = receiver.accept(datagram, MonoNs(now_ns), &mut |output: Output<'_>| judge.take(&output, now_ns));
+        if judge.at > before && epoch < self.highest {
+            judge.violate(Violation::OldEpoch { epoch, after: self.highest });
+        }
+        self.stale += u64::from(epoch < self.highest);
+        self.highest = self.highest.max(epoch);
+    }
+
+    /// A receiver that still asks where a numbering begins drops it, without a word, for a newer one: so that one isn't
+    /// heard before the question is answered.
+    fn is_kept_from(&self, session: Session) -> bool {
+        self.asks
+            && self.receiver.channels().all(|channel| channel.position().is_none())
+            && self.judge.restart.is_some_and(|restart| session.restart > restart)
+    }
+
+    /// Time has passed. What is to be asked now, and of which service.
+    pub(super) fn look(&mut self, now_ns: u64) -> Vec<(usize, ServiceRequest)> {
+        let Self { receiver, judge, turns, .. } = self;
+        if receiver.next_deadline().is_some_and(|deadline| deadline.0 <= now_ns) {
+            receiver.on_deadline(MonoNs(now_ns), &mut |output: Output<'_>| judge.take(&output, now_ns));
+        }
+        let mut requests = Vec::new();
+        while let Some(request) = receiver.poll_request() {
+            requests.push((turns.choose(&request), request));
+        }
+        requests
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        self.judge.at == self.judge.day.told().len()
+    }
+
+    /// What is wrong so far.
+    pub(super) fn violation(&self) -> Option<&Violation> {
+        self.judge.violation.as_ref()
+    }
+
+    /// What has not been told, now that the day is over.
+    pub(super) fn missing(&self) -> Option<Violation> {
+        self.judge.day.told().get(self.judge.at).map(|told| Violation::Missing(*told))
+    }
+
+    /// Of all that was told and when.
+    pub(super) fn digest(&self) -> DefaultHasher {
+        self.judge.digest.clone()
+    }
+}
+
+impl Judge {
+    fn take(&mut self, output: &Output<'_>, now_ns: u64) {
+        let restart = output.session.restart;
+        match &output.item {
+            Item::Session => {
+                self.restart = Some(restart);
+                self.expect(Told::Session(restart), now_ns);
+            }
+            Item::Message { header, body } => {
+                let sequence = header.sequence.get();
+                self.expect(Told::Message(restart, sequence), now_ns);
+                if self.day.body(restart, sequence) != Some(*body) {
+                    self.violate(Violation::Content(Told::Message(restart, sequence)));
+                }
+                body.hash(&mut self.digest);
+            }
+            Item::EndOfSession => self.expect(Told::End(restart), now_ns),
+            Item::Lost(gap) | Item::Gap(gap) => {
+                self.violate(Violation::Lost { restart, first: gap.first().0, next: gap.next().0 });
+            }
+            Item::Definition { .. } | Item::Snapshot { .. } | Item::State(_) => self.violate(Violation::Strange),
+        }
+    }
+
+    /// The end of a numbering that the venue broke off for another may go unheard: a heartbeat tells it.
+    fn expect(&mut self, told: Told, now_ns: u64) {
+        (told, now_ns).hash(&mut self.digest);
+        let all = self.day.told();
+        let is_unheard_end = all.get(self.at) != Some(&told) && matches!(all.get(self.at), Some(Told::End(_)));
+        let at = self.at + usize::from(is_unheard_end);
+        if all.get(at) == Some(&told) {
+            self.at = at + 1;
+        } else {
+            let expected = all.get(at).copied();
+            self.violate(Violation::NotNext { told, expected });
+        }
+    }
+
+    fn violate(&mut self, violation: Violation) {
+        self.violation.get_or_insert(violation);
+    }
+}
+
+/// Where a packet's epoch stands.
+const EPOCH: std::ops::Range<usize> = 16..24;

@@ -1,0 +1,80 @@
+//! The kernel's side of a gateway's output: takes packets, some or all; and the place where a process is stopped between
+//! the fence's check and the hand-over.
+
+use std::{
+    io,
+    os::fd::{AsRawFd as _, OwnedFd, RawFd},
+    sync::Arc,
+};
+
+use mdgw::{
+    fence::Fence,
+    net::{
+        batch::{ReceiveBatch, SendBatch},
+        handle_set::{Event, Handle, LineSet, ThreadIo, Wait},
+    },
+    standin::random::Random,
+};
+use mdgw_feeds::identity::Line;
+
+/// One packet on its way, by its line.
+pub(super) type Sent = (Line, Vec<u8>);
+
+/// Hands nothing to the kernel, but says so.
+pub(super) struct Wire {
+    sockets: Vec<Arc<OwnedFd>>,
+    fence: Arc<Fence>,
+    random: Random,
+    /// Share of the hand-overs that find a socket full.
+    pub(super) full: f64,
+    /// The next hand-over is where the process is stopped.
+    pub(super) stops: bool,
+    /// What was taken, until it is put on the network.
+    pub(super) sent: Vec<Sent>,
+    /// What was about to be taken when the process was stopped.
+    pub(super) parked: Option<Vec<Sent>>,
+}
+
+impl Wire {
+    pub(super) fn new(sockets: Vec<Arc<OwnedFd>>, fence: Arc<Fence>, random: Random, full: f64) -> Self {
+        Self { sockets, fence, random, full, stops: false, sent: Vec::new(), parked: None }
+    }
+
+    fn line_of(&self, socket: RawFd) -> Line {
+        let line = self.sockets.iter().position(|known| known.as_raw_fd() == socket).expect("a line's socket");
+        Line(u8::try_from(line).expect("few lines"))
+    }
+}
+
+impl ThreadIo for Wire {
+    fn wait(&mut self, _: Wait, _: usize, _: &mut Vec<Event>) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn release_wait(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn receive(&mut self, _: &[(Line, RawFd)], _: &mut ReceiveBatch) -> io::Result<LineSet> {
+        Ok(LineSet::default())
+    }
+
+    fn lent(&mut self, _: Handle, _: &mut ReceiveBatch) {}
+
+    fn send(&mut self, packets: &SendBatch<'_>) -> io::Result<usize> {
+        let len = packets.len();
+        let is_full = self.random.chance(self.full);
+        let count = if is_full { usize::try_from(self.random.below(len as u64)).expect("a batch") } else { len };
+        let taken = packets.packets().take(count);
+        let taken = taken.map(|(socket, header, body)| (self.line_of(socket), [&header[..], body].concat()));
+        let taken: Vec<_> = taken.collect();
+        if std::mem::take(&mut self.stops) {
+            // Whatever it does next it does when it is continued, and by then its time is over.
+            self.fence.close();
+            self.parked = Some(taken);
+        } else {
+            self.sent.extend(taken);
+        }
+        Ok(count)
+    }
+}

@@ -1,0 +1,380 @@
+//! Gateways, subscribers and the network between them, on one virtual clock.
+
+use std::{collections::BTreeMap, fs::File, hash::Hasher as _, os::fd::OwnedFd, path::Path, rc::Rc, sync::Arc};
+
+use mdgw::{publish::PublishCounts, standin::random::Random};
+use mdgw_feeds::{
+    identity::{Epoch, Line},
+    published::{position::StreamPosition, request::ServiceRequest},
+    time::MonoNs,
+};
+use mdgw_publog::WriterCounts;
+use tempfile::TempDir;
+
+use super::{
+    MS, Setup, Violation, Weather,
+    day::Day,
+    gateway::{self, Gateway, Run},
+    subscriber::{self, Subscriber},
+};
+
+pub(super) struct World {
+    pub(super) setup: Setup,
+    pub(super) random: Random,
+    pub(super) now_ns: u64,
+    /// By time, then by the order in which they were planned.
+    events: BTreeMap<(u64, u64), Event>,
+    planned: u64,
+    day: Rc<Day>,
+    pub(super) seats: Vec<Seat>,
+    pub(super) subscribers: Vec<Subscriber>,
+    pub(super) leader: Option<usize>,
+    /// Counts the times that nobody has led.
+    pub(super) vacancies: u64,
+    pub(super) epoch: Epoch,
+    /// The highest of which a packet was sent.
+    pub(super) epoch_sent: Epoch,
+    /// Everything before it was put on the network.
+    pub(super) published: Option<StreamPosition>,
+    pub(super) is_calm: bool,
+    /// The one gateway whose keeper may starve.
+    pub(super) starving: usize,
+    turns: usize,
+    pub(super) counts: Counts,
+    _directory: TempDir,
+}
+
+/// A gateway's place in the world.
+pub(super) struct Seat {
+    pub(super) gateway: Gateway,
+    /// Counts its processes.
+    pub(super) incarnation: u32,
+    /// Its process is stopped.
+    pub(super) is_stopped: bool,
+    /// What came meanwhile.
+    pub(super) unread: Vec<Rc<[u8]>>,
+    /// It may stand for election.
+    pub(super) has_joined: bool,
+    /// No segment is made ahead until then.
+    pub(super) starves_until_ns: u64,
+}
+
+pub(super) enum Event {
+    /// The venue has said something, or it has more to take of that.
+    Input {
+        gateway: usize,
+        incarnation: u32,
+    },
+    /// Threads that look at the time.
+    Turn,
+    /// A packet.
+    Arrives {
+        at: Ear,
+        line: Line,
+        bytes: Rc<[u8]>,
+    },
+    /// The leader tells a gateway how far it has published.
+    Confirmed {
+        gateway: usize,
+        position: StreamPosition,
+    },
+    /// A question to a retransmission service.
+    Asked {
+        gateway: usize,
+        subscriber: usize,
+        request: ServiceRequest,
+    },
+    /// A gateway that has led hands over.
+    Ended {
+        to: usize,
+        epoch: Epoch,
+        position: Option<StreamPosition>,
+    },
+    Elect {
+        vacancy: u64,
+    },
+    Fault,
+    Continue {
+        gateway: usize,
+        incarnation: u32,
+    },
+    Start {
+        gateway: usize,
+    },
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Ear {
+    Gateway(usize),
+    Subscriber(usize),
+}
+
+/// What there was to see.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    pub(super) openings: u64,
+    pub(super) tail_packets: u64,
+    pub(super) passed_over: u64,
+    pub(super) refused: u64,
+    pub(super) private: u64,
+    pub(super) stale: u64,
+    pub(super) answers: u64,
+    pub(super) lost: u64,
+    pub(super) told: u64,
+}
+
+/// How a run ended.
+pub(super) struct Outcome {
+    pub(super) violation: Option<Violation>,
+    pub(super) counts: Counts,
+    /// Of all that subscribers were told and when.
+    pub(super) digest: u64,
+}
+
+impl World {
+    pub(super) fn new(seed: u64, setup: Setup) -> Self {
+        let mut random = Random::new(seed);
+        let day = Rc::new(Day::new(&mut random));
+        let directory = in_memory();
+        let lines = 1 + random.below(2);
+        let sockets: Vec<_> = (0..lines).map(|_| Arc::new(nowhere())).collect();
+        let segment_bytes = [16 << 10, 64 << 10][usize::from(random.chance(0.5))];
+        let full = if random.chance(0.5) { 0.3 * random.unit() } else { 0.0 };
+        let seats = (0..setup.gateways).map(|number| {
+            let node = node_of(number);
+            let of_gateway =
+                gateway::Setup { node, sockets: sockets.clone(), segment_bytes, full, doubts: setup.doubts };
+            let random = Random::new(random.next_u64());
+            let gateway = Gateway::new(of_gateway, directory.path().join(number.to_string()), &day, random);
+            let (is_stopped, unread) = (false, Vec::new());
+            Seat { gateway, incarnation: 0, is_stopped, unread, has_joined: true, starves_until_ns: 0 }
+        });
+        let seats: Vec<_> = seats.collect();
+        let services = (setup.weather == Weather::Storm).then_some(setup.gateways);
+        let of_subscriber = subscriber::Setup {
+            lines: u8::try_from(lines).expect("few lines"),
+            services,
+            has_epochs: setup.has_epochs,
+        };
+        let starving = usize::try_from(random.below(setup.gateways as u64)).expect("few gateways");
+        let mut world = Self {
+            setup,
+            random,
+            now_ns: 0,
+            events: BTreeMap::new(),
+            planned: 0,
+            subscribers: (0..SUBSCRIBERS).map(|_| Subscriber::new(&day, of_subscriber)).collect(),
+            day,
+            seats,
+            leader: None,
+            vacancies: 0,
+            epoch: Epoch::default(),
+            epoch_sent: Epoch::default(),
+            published: None,
+            is_calm: false,
+            starving,
+            turns: 0,
+            counts: Counts::default(),
+            _directory: directory,
+        };
+        for gateway in 0..setup.gateways {
+            world.start(gateway);
+        }
+        world.open(0);
+        world.after(0, Event::Turn);
+        world.after(30 * MS, Event::Fault);
+        world
+    }
+
+    /// The whole day, and until all have been told all of it.
+    pub(super) fn run(mut self) -> Outcome {
+        let end_ns = self.day.end_ns();
+        let mut violation = None;
+        while let Some(((at_ns, _), event)) = self.events.pop_first() {
+            self.now_ns = at_ns;
+            self.is_calm |= at_ns > end_ns;
+            violation = self.subscribers.iter().find_map(Subscriber::violation).cloned();
+            let is_over = self.is_calm && self.subscribers.iter().all(Subscriber::is_complete);
+            if violation.is_some() || is_over || at_ns > end_ns + CALM_NS {
+                break;
+            }
+            self.happen(event);
+        }
+        let missing = self.subscribers.iter().find_map(Subscriber::missing);
+        let wrong = self.seats.iter().find_map(|seat| seat.gateway.check_log());
+        for seat in &self.seats {
+            if let Some(counts) = seat.gateway.run.as_ref().map(Run::counts) {
+                self.counts.add(counts);
+            }
+        }
+        self.counts.stale = self.subscribers.iter().map(|subscriber| subscriber.stale).sum();
+        self.counts.told = (self.subscribers.len() * self.day.told().len()) as u64;
+        let digests = self.subscribers.iter().map(|subscriber| subscriber.digest().finish());
+        let digest = digests.fold(self.now_ns, |all, digest| all.rotate_left(7) ^ digest);
+        Outcome { violation: violation.or(missing).or(wrong), counts: self.counts, digest }
+    }
+
+    pub(super) fn after(&mut self, delay_ns: u64, event: Event) {
+        self.planned += 1;
+        self.events.insert((self.now_ns + delay_ns, self.planned), event);
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Input { gateway, incarnation } => self.input(gateway, incarnation),
+            Event::Turn => self.turn(),
+            Event::Arrives { at: Ear::Subscriber(number), line, bytes } => {
+                self.subscribers[number].hear(line, &bytes, self.now_ns);
+            }
+            Event::Arrives { at: Ear::Gateway(number), bytes, .. } => self.hear(number, bytes),
+            Event::Confirmed { gateway, position } => {
+                if let Some(run) = self.awake(gateway) {
+                    run.standby.confirm(position);
+                }
+            }
+            Event::Asked { gateway, subscriber, request } => self.answer(gateway, subscriber, &request),
+            Event::Ended { to, epoch, position } => self.take_over(to, epoch, position),
+            Event::Elect { vacancy } => self.elect(vacancy),
+            Event::Fault => self.fault(),
+            Event::Continue { gateway, incarnation } => self.go_on(gateway, incarnation),
+            Event::Start { gateway } => self.start(gateway),
+        }
+    }
+
+    /// A gateway's process, unless it is stopped.
+    pub(super) fn awake(&mut self, gateway: usize) -> Option<&mut Run> {
+        let Seat { gateway, is_stopped, .. } = &mut self.seats[gateway];
+        gateway.run.as_mut().filter(|_| !*is_stopped)
+    }
+
+    // ---- gateways ----
+
+    fn input(&mut self, gateway: usize, incarnation: u32) {
+        let again = Event::Input { gateway, incarnation };
+        let now_ns = self.now_ns;
+        let seat = &mut self.seats[gateway];
+        if seat.incarnation != incarnation {
+            return;
+        }
+        if seat.is_stopped {
+            return self.after(MS, again);
+        }
+        let (is_starving, steps_max) = (now_ns < seat.starves_until_ns, if seat.has_joined { 6 } else { 12 });
+        let steps = 1 + self.random.below(steps_max);
+        let Some(run) = self.awake(gateway) else { return };
+        if !is_starving {
+            run.turn_keeper(now_ns);
+        }
+        run.take_input(now_ns, steps);
+        let (is_level, next_ns) = (run.is_level(now_ns), run.next_input_ns());
+        self.carry(gateway);
+        let Some(next_ns) = next_ns else { return };
+        let lags = !self.is_calm && self.random.chance(0.02);
+        let lag_ns = self.random.below(if lags { 8 * MS } else { 80_000 });
+        self.after(if is_level { next_ns - now_ns + lag_ns } else { 20_000 + lag_ns / 2 }, again);
+    }
+
+    fn turn(&mut self) {
+        let now_ns = self.now_ns;
+        self.turns += 1;
+        for gateway in 0..self.seats.len() {
+            let is_starving = now_ns < self.seats[gateway].starves_until_ns;
+            let is_heartbeat_due = self.turns % HEARTBEAT_TURNS == gateway;
+            let Some(run) = self.awake(gateway) else { continue };
+            if !is_starving {
+                run.turn_keeper(now_ns);
+            }
+            run.standby.follow(MonoNs(now_ns));
+            run.standby.settle(MonoNs(now_ns));
+            run.on_deadline(is_heartbeat_due);
+            let (is_level, heard) = (run.is_level(now_ns), run.standby.heard());
+            // Who comes back stands when it is level. If nobody has led since, it takes what its last process has logged for
+            // sent, so without services it must have heard who does.
+            let may_ask = self.setup.weather == Weather::Storm;
+            self.seats[gateway].has_joined |= is_level && (may_ask || heard == Some(self.epoch));
+            self.carry(gateway);
+        }
+        if self.turns.is_multiple_of(HEARTBEAT_TURNS) {
+            self.tell_published();
+        }
+        for subscriber in 0..self.subscribers.len() {
+            for (gateway, request) in self.subscribers[subscriber].look(now_ns) {
+                let delay_ns = self.delay_ns();
+                if !self.is_lost() {
+                    self.after(delay_ns, Event::Asked { gateway, subscriber, request });
+                }
+            }
+        }
+        self.after(TURN_NS, Event::Turn);
+    }
+
+    /// The leader tells the others how far it has published.
+    fn tell_published(&mut self) {
+        let Some(leader) = self.leader else { return };
+        let Some(position) = self.awake(leader).and_then(Run::sent_until) else { return };
+        for gateway in (0..self.seats.len()).filter(|other| *other != leader) {
+            let delay_ns = self.delay_ns();
+            if !self.is_lost() {
+                self.after(delay_ns, Event::Confirmed { gateway, position });
+            }
+        }
+    }
+
+    pub(super) fn hear(&mut self, gateway: usize, bytes: Rc<[u8]>) {
+        let now = MonoNs(self.now_ns);
+        let seat = &mut self.seats[gateway];
+        if seat.is_stopped {
+            seat.unread.push(bytes);
+        } else if let Some(run) = &mut seat.gateway.run {
+            run.standby.follow(now);
+            run.standby.hear(&bytes, now);
+            run.standby.settle(now);
+        }
+    }
+}
+
+impl Counts {
+    pub(super) fn add(&mut self, (publisher, writer): (PublishCounts, WriterCounts)) {
+        self.openings += publisher.openings;
+        self.tail_packets += publisher.tail_packets;
+        self.passed_over += publisher.passed_over;
+        self.refused += publisher.refused;
+        self.private += writer.entries_private;
+    }
+
+    pub(super) fn sum(self, other: Self) -> Self {
+        Self {
+            openings: self.openings + other.openings,
+            tail_packets: self.tail_packets + other.tail_packets,
+            passed_over: self.passed_over + other.passed_over,
+            refused: self.refused + other.refused,
+            private: self.private + other.private,
+            stale: self.stale + other.stale,
+            answers: self.answers + other.answers,
+            lost: self.lost + other.lost,
+            told: self.told + other.told,
+        }
+    }
+}
+
+pub(super) fn node_of(gateway: usize) -> u8 {
+    u8::try_from(gateway + 1).expect("few gateways")
+}
+
+/// Where nothing waits for a disk, if there is such a place.
+fn in_memory() -> TempDir {
+    let memory = Path::new("/dev/shm");
+    let made = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+    made.expect("a directory")
+}
+
+/// Stands for a socket.
+fn nowhere() -> OwnedFd {
+    File::open("/dev/null").expect("nothing").into()
+}
+
+const SUBSCRIBERS: usize = 2;
+const TURN_NS: u64 = MS / 2;
+const HEARTBEAT_TURNS: usize = 8;
+/// So long after the last word, all have all of it.
+const CALM_NS: u64 = 400 * MS;
