@@ -15,7 +15,8 @@
 //! In truth the one that ends sessions learns of it half a tick later, so that after a silence of nearly T a session may
 //! end although an epoch has just been taken in it: no forwarded request extends it at once. A control shows that.
 //!
-//! The space is bounded by time, by the number of faults and by that of states. Each safeguard switched off must be found.
+//! The space is bounded by time, by the number of faults and by that of states. Each safeguard switched off must be found,
+//! but for the check of the epoch's version, which the check of the place makes good in all that is searched here.
 //! All switches are the store's, its client's or the gateway's around the core: the core itself is the product's.
 
 mod searches;
