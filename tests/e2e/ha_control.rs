@@ -61,10 +61,7 @@ fn a_gateway_tells_its_history_over_kills_and_starts() {
 
 #[test]
 fn a_pair_is_pinned_and_let_go_by_whoever_leads() {
-    let mut pair = ElectedPair::new(Wanted::itch());
-    [1, 2].into_iter().for_each(|node| pair.start(node));
-    let leader = pair.leader();
-    let other = 3 - leader;
+    let (pair, [leader, other]) = running_pair();
     let is_pinned = |node| pair.status(node).unwrap()["pinned"] == true;
     for told in ["pin", "unpin"] {
         let refused = pair.gateways.ask(other, &[told]).with_code(1);
@@ -80,10 +77,7 @@ fn a_pair_is_pinned_and_let_go_by_whoever_leads() {
 
 #[test]
 fn a_drill_hands_over_and_back_and_says_how_long_it_took() {
-    let mut pair = ElectedPair::new(Wanted::itch());
-    [1, 2].into_iter().for_each(|node| pair.start(node));
-    let leader = pair.leader();
-    let other = 3 - leader;
+    let (pair, [leader, other]) = running_pair();
     pair.wait_until_stands(other);
     let epoch = |node| pair.status(node).unwrap()["epoch"]["count"].as_u64().unwrap();
     let before = epoch(leader);
@@ -142,6 +136,14 @@ fn a_gateway_that_the_record_does_not_name_stands_once_it_is_admitted() {
     });
     gateways.kill(1);
     wait_until("it leads in its turn", || of(&gateways, 2)["role"] == "leader");
+}
+
+/// Two gateways, and which of them leads and doesn't.
+fn running_pair() -> (ElectedPair, [u8; 2]) {
+    let mut pair = ElectedPair::new(Wanted::itch());
+    [1, 2].into_iter().for_each(|node| pair.start(node));
+    let leader = pair.leader();
+    (pair, [leader, 3 - leader])
 }
 
 /// A gateway over the records, which knows of one peer and has no link to it.

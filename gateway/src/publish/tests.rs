@@ -221,6 +221,11 @@ fn live(epoch: u64, range: std::ops::Range<u64>) -> Vec<String> {
     range.map(|sequence| format!("{epoch} [{sequence},{}) 1", sequence + 1)).collect()
 }
 
+/// The same as a takeover's tail.
+fn again(epoch: u64, range: std::ops::Range<u64>) -> Vec<String> {
+    live(epoch, range).iter().map(|text| text.replace(") 1", ") r1")).collect()
+}
+
 #[test]
 fn what_is_committed_goes_out_once_on_each_line_in_order() {
     let mut world = World::new(&Setup { lines: 2, ..Setup::default() });
@@ -314,7 +319,7 @@ fn a_takeover_begins_where_the_old_leader_was_heard_last() {
         world.send(&Fence::stand_alone(Epoch(2)));
     }
     let mut expected = vec!["2 [2900,2900) h0".to_owned()];
-    expected.extend(live(2, 2_900..3_000).iter().map(|text| text.replace(") 1", ") r1")));
+    expected.extend(again(2, 2_900..3_000));
     assert_eq!(world.received(0), expected);
     assert!(world.words.sent.get().unwrap() <= world.log.writer().end());
     world.messages(3_000, 3_002);
@@ -335,7 +340,7 @@ fn a_takeover_needs_no_files_for_what_memory_has() {
     world.send(&Fence::stand_alone(Epoch(2)));
     assert!(world.log.writer().counts().segments > 2, "{:?}", world.log.writer().counts());
     let mut expected = vec!["2 [800,800) h0".to_owned()];
-    expected.extend(live(2, 800..1_000).iter().map(|text| text.replace(") 1", ") r1")));
+    expected.extend(again(2, 800..1_000));
     assert_eq!(world.received(0), expected);
     let counts = world.publisher.counts();
     assert_eq!((counts.log_failures, counts.overruns), (0, 0));
@@ -367,8 +372,7 @@ fn what_memory_gives_up_during_a_tail_comes_from_the_files() {
     world.send(&fence);
     let mut said: Vec<String> = heard.try_iter().collect();
     said.retain(|text| !text.contains('h'));
-    let again = live(2, 5..40).iter().map(|text| text.replace(") 1", ") r1")).collect::<Vec<_>>();
-    assert_eq!(said, [again, live(2, 40..3_000)].concat());
+    assert_eq!(said, [again(2, 5..40), live(2, 40..3_000)].concat());
     assert_eq!(world.publisher.counts().overruns, 0);
 }
 
@@ -490,8 +494,7 @@ fn what_comes_while_the_tail_is_worked_off_does_not_go_out_in_a_burst() {
         said.extend(more);
     }
     said.retain(|text| !text.contains('h'));
-    let again = live(2, 1..40).iter().map(|text| text.replace(") 1", ") r1")).collect::<Vec<_>>();
-    assert_eq!(said, [again, live(2, 40..400)].concat());
+    assert_eq!(said, [again(2, 1..40), live(2, 40..400)].concat());
 }
 
 #[test]
