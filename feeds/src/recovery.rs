@@ -314,9 +314,13 @@ impl Recovery {
         if attempt > self.attempts_max() {
             self.statistics.given_up += 1;
             self.given_up_at = now;
+            if let Some(behind) = holes.first_in(rest.next(), ask.request.next) {
+                // Something behind it has come, so somebody answers: what else is missing there has its own attempts.
+                return self.ask_or_give_up(index, Request { first: behind.first(), ..ask.request }, 1, now);
+            }
             self.asked.remove(index);
             // Who doesn't answer won't for the other pieces of a large hole either.
-            if ask.request.first >= self.rest_from {
+            if ask.request.first >= self.rest_from && rest.next() >= ask.request.next {
                 self.considered = self.considered.max(self.rest_until);
             }
             return false;

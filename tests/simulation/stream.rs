@@ -12,9 +12,6 @@
 //! Judged: each subscriber is told each message of the day once, in order, with its content, none lost and no numbering left
 //! out; nothing under an old epoch after a newer one; and all that stands in the logs is what the day says, under its name.
 //! Who leads is not simulated here: one at a time.
-//!
-//! Kept out, since the product can't do it yet: services whose logs have lost entries answer nothing (`Gateway::can_tell`),
-//! and subscribers hear of no newer numbering while they ask where one begins (`Subscriber::is_kept_from`).
 
 mod day;
 mod faults;
@@ -45,6 +42,8 @@ struct Setup {
     doubts: bool,
     /// Receivers drop what comes under a lower epoch.
     has_epochs: bool,
+    /// Receivers ask all services what their logs hold; else they believe whichever answers.
+    asks_all: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +80,7 @@ const PAIR: Setup = Setup {
     tells_what_was_sent: true,
     doubts: true,
     has_epochs: true,
+    asks_all: true,
 };
 const STORM: Setup = Setup { weather: Weather::Storm, ..PAIR };
 
@@ -157,6 +157,11 @@ fn receivers_that_ignore_epochs_take_what_an_old_leader_says() {
     // Services that have heard nobody yet answer under epoch 0: no leader says that.
     let is_old = |violation: &Violation| matches!(violation, Violation::OldEpoch { epoch, .. } if epoch.count() > 0);
     is_found("the receivers' epoch rule", Setup { has_epochs: false, ..STORM }, is_old);
+}
+
+#[test]
+fn receivers_that_take_one_service_for_all_lose_messages() {
+    is_found("asking all services", Setup { asks_all: false, ..STORM }, is_loss);
 }
 
 const GROUP: GroupId = GroupId(2);

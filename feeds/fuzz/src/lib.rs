@@ -15,7 +15,7 @@ use mdgw_feeds::{
     identity::{ChannelId, Feed, GroupId, Line, Sequence, Session},
     published::{
         packet::{Frames, PACKET_HEADER_BYTES, parse_packet, write_packet},
-        receiver::{Item, Output, PublishedDatagram, Receiver, ReceiverConfig},
+        receiver::{Item, Output, PublishedDatagram, Receiver, ReceiverConfig, ServiceConfig},
         request::ServiceRequest,
     },
     time::{MonoNs, TradingDate, UnixNs},
@@ -269,13 +269,18 @@ pub fn channel(input: &[u8]) {
     channel.finish(&mut sink);
 }
 
-/// Published datagrams to a receiver of one group: messages, gaps and losses ascend within each session.
+/// Published datagrams and answers of two services to a receiver of one group: messages, gaps and losses ascend within each
+/// session.
 pub fn receiver(input: &[u8]) {
+    let service =
+        ServiceConfig { services: 2, request_timeout_ns: 3_000_000, attempts_max: 5, ..ServiceConfig::default() };
     let config = ReceiverConfig {
         group: GroupId(1),
         channels: vec![ChannelId(1)],
         lines: 2,
         window_packets: 64,
+        // One input in two has services to ask.
+        service: (input.len() % 2 == 1).then_some(service),
         ..ReceiverConfig::default()
     };
     let mut receiver = Receiver::new(config);
@@ -297,11 +302,16 @@ pub fn receiver(input: &[u8]) {
     let mut rest = input;
     let mut now = MonoNs(1);
     while let Some(datagram) = next_piece(&mut rest) {
-        let line = Line(datagram.first().map_or(0, |byte| byte % 2));
+        let (line, service) = match datagram.first().copied().unwrap_or(0) {
+            byte @ 254.. => (Line::RECOVERY, byte - 254),
+            byte => (Line(byte % 2), 0),
+        };
         now = now.plus(1_000_000);
         receiver.on_deadline(now, &mut deliver);
         let bytes = datagram.get(1..).unwrap_or_default();
-        let _counted = receiver.accept(PublishedDatagram { line, bytes, ts_recv: UnixNs(now.0) }, now, &mut deliver);
+        let datagram = PublishedDatagram { line, service, bytes, ts_recv: UnixNs(now.0) };
+        let _counted = receiver.accept(datagram, now, &mut deliver);
+        while receiver.poll_request().is_some() {}
     }
     receiver.finish(&mut deliver);
 }

@@ -18,6 +18,9 @@ mod ask;
 mod assembly;
 mod channel;
 mod epoch_filter;
+mod holdings;
+mod positions;
+mod stream;
 #[cfg(test)]
 mod tests;
 
@@ -76,15 +79,29 @@ pub struct ServiceConfig {
     pub request_timeout_ns: u64,
     /// How often the same is asked for; at least 1.
     pub attempts_max: u16,
+    /// How many services answer, 1 to [`SERVICES_MAX`]: what is asked again is asked of the next. What logs hold is asked of all of
+    /// them, since none speaks for the others.
+    pub services: u8,
+    /// How often all services are asked what their logs hold before those that don't answer are left out, where another one has.
+    pub rounds_max: u16,
     /// Most messages in one request.
     pub messages_per_request_max: u64,
 }
 
 impl Default for ServiceConfig {
     fn default() -> Self {
-        Self { request_timeout_ns: 50_000_000, attempts_max: 10, messages_per_request_max: 10_000 }
+        Self {
+            request_timeout_ns: 50_000_000,
+            attempts_max: 10,
+            services: 1,
+            rounds_max: 2,
+            messages_per_request_max: 10_000,
+        }
     }
 }
+
+/// Most services that are asked.
+pub const SERVICES_MAX: usize = 8;
 
 /// Where a late starter begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -172,6 +189,8 @@ pub enum Item<'a> {
 pub struct PublishedDatagram<'a> {
     /// The output line it came on; [`Line::RECOVERY`] for what the service sent to us alone.
     pub line: Line,
+    /// Which service sent it, from 0, where it came from one.
+    pub service: u8,
     /// UDP payload.
     pub bytes: &'a [u8],
     /// Receive stamp: says which line was first.

@@ -659,7 +659,7 @@ impl Subscriber {
         let Self { receiver, heard } = self;
         let mut datagram = [0; 2_048];
         while let Ok(length) = world.receivers[0].recv(&mut datagram) {
-            let datagram = PublishedDatagram { line: Line::A, bytes: &datagram[..length], ts_recv: NOW };
+            let datagram = PublishedDatagram { line: Line::A, service: 0, bytes: &datagram[..length], ts_recv: NOW };
             let mut deliver = |output: Output<'_>| {
                 heard.push(match output.item {
                     Item::Session => "session".to_owned(),

@@ -27,7 +27,8 @@ mod sockets;
 mod tests;
 
 pub use mdgw_feeds::published::receiver::{
-    ChannelView, Item, Output, PublishedDatagram, Receiver, ReceiverConfig, ReceiverStatistics, ServiceConfig, Start,
+    ChannelView, Item, Output, PublishedDatagram, Receiver, ReceiverConfig, ReceiverStatistics, SERVICES_MAX,
+    ServiceConfig, Start,
 };
 
 use std::{
@@ -53,12 +54,13 @@ pub use self::{records::RecordEdges, services::ServiceTurns};
 pub struct SubscriberConfig {
     /// The output lines, 1 to 7.
     pub lines: Vec<LineAddress>,
-    /// The gateways' retransmission services, up to [`SERVICES_MAX`]: any of them can answer, so where one doesn't, the next
-    /// is asked.
+    /// The gateways' retransmission services, up to [`SERVICES_MAX`]: any of them can answer, so where one doesn't, or lacks what
+    /// is missing, the next is asked.
     pub services: Vec<SocketAddrV4>,
     /// Receive buffer to ask the kernel for, per line, bytes.
     pub receive_buffer_bytes: usize,
-    /// Everything else. Its `lines` follows from the lines above; its `service` counts where there are services above.
+    /// Everything else. Its `lines` and how many services it asks follow from the above; the rest of its `service` counts where
+    /// there are any.
     pub receiver: ReceiverConfig,
 }
 
@@ -138,15 +140,13 @@ pub struct SubscriberStatistics {
 #[derive(Debug)]
 pub struct Subscriber {
     receiver: Receiver,
-    /// The lines, then the services.
-    sockets: Vec<(Line, UdpSocket)>,
+    /// The lines, then the services; of each its number among its like.
+    sockets: Vec<(Line, u8, UdpSocket)>,
     turns: ServiceTurns,
     buffer: Box<[u8]>,
     statistics: SubscriberStatistics,
 }
 
-/// Gateways of a group that answer.
-pub const SERVICES_MAX: usize = 8;
 /// Most datagrams read from one socket before the others have their turn.
 const QUOTA: usize = 64;
 
@@ -167,20 +167,21 @@ impl Subscriber {
                 SubscriberError::Line { address: address.address, interface: address.interface, source }
             })?;
             statistics.receive_buffer_bytes = statistics.receive_buffer_bytes.min(granted);
-            sockets.push((line, socket));
+            sockets.push((line, 0, socket));
         }
         if config.services.len() > SERVICES_MAX {
             return Err(SubscriberError::ServiceCount(config.services.len()));
         }
-        for address in config.services.iter().copied() {
+        for (service, address) in (0..).zip(config.services.iter().copied()) {
             let socket = sockets::open_service(address, config.receive_buffer_bytes)
                 .map_err(|source| SubscriberError::Service { address, source })?;
-            sockets.push((Line::RECOVERY, socket));
-            config.receiver.service.get_or_insert_default();
+            sockets.push((Line::RECOVERY, service, socket));
         }
-        if config.services.is_empty() {
-            config.receiver.service = None;
-        }
+        let services = u8::try_from(config.services.len()).unwrap_or(u8::MAX);
+        config.receiver.service = (services > 0).then(|| {
+            let service = config.receiver.service.unwrap_or_default();
+            ServiceConfig { services, ..service }
+        });
         let turns = ServiceTurns::new(config.services.len());
         config.receiver.lines = u8::try_from(line_count).unwrap_or(Line::RECOVERY.0);
         // One byte more than a packet may have: one that was cut off is too long, and refused.
@@ -235,15 +236,15 @@ impl Subscriber {
     /// # Errors
     /// What the kernel says.
     pub fn line_addresses(&self) -> Result<Vec<SocketAddr>, SubscriberError> {
-        let lines = self.sockets.iter().filter(|(line, _)| *line != Line::RECOVERY);
-        lines.map(|(_, socket)| socket.local_addr().map_err(SubscriberError::Receive)).collect()
+        let lines = self.sockets.iter().filter(|(line, ..)| *line != Line::RECOVERY);
+        lines.map(|(.., socket)| socket.local_addr().map_err(SubscriberError::Receive)).collect()
     }
 
     fn wait(&self, timeout_ns: u64) -> Result<(), SubscriberError> {
         let timeout = Timespec::try_from(Duration::from_nanos(timeout_ns)).ok();
-        let Some((_, first)) = self.sockets.first() else { return Ok(()) };
+        let Some((.., first)) = self.sockets.first() else { return Ok(()) };
         let mut handles: [PollFd<'_>; Line::COUNT_MAX + SERVICES_MAX] = core::array::from_fn(|index| {
-            let socket = self.sockets.get(index).map_or(first, |(_, socket)| socket);
+            let socket = self.sockets.get(index).map_or(first, |(.., socket)| socket);
             PollFd::new(socket, PollFlags::IN)
         });
         let handles = handles.get_mut(..self.sockets.len()).unwrap_or_default();
@@ -255,7 +256,7 @@ impl Subscriber {
 
     /// Reads one socket until it is empty or its quota is used up; how many datagrams there were.
     fn drain(&mut self, index: usize, deliver: &mut impl FnMut(Output<'_>)) -> Result<usize, SubscriberError> {
-        let Some((line, socket)) = self.sockets.get(index) else { return Ok(0) };
+        let Some((line, service, socket)) = self.sockets.get(index) else { return Ok(0) };
         let mut count = 0;
         while count < QUOTA {
             let length = match socket.recv(&mut self.buffer) {
@@ -272,7 +273,7 @@ impl Subscriber {
             count += 1;
             self.statistics.datagrams += 1;
             let bytes = self.buffer.get(..length).unwrap_or_default();
-            let datagram = PublishedDatagram { line: *line, bytes, ts_recv: unix_now() };
+            let datagram = PublishedDatagram { line: *line, service: *service, bytes, ts_recv: unix_now() };
             // A refusal is the receiver's to count.
             let _counted = self.receiver.accept(datagram, mono_now(), deliver);
         }
@@ -281,8 +282,8 @@ impl Subscriber {
 
     fn send_requests(&mut self) {
         while let Some(request) = self.receiver.poll_request() {
-            let mut services = self.sockets.iter().filter(|(line, _)| *line == Line::RECOVERY);
-            let Some((_, socket)) = services.nth(self.turns.choose(&request)) else { return };
+            let mut services = self.sockets.iter().filter(|(line, ..)| *line == Line::RECOVERY);
+            let Some((.., socket)) = services.nth(self.turns.choose(&request)) else { return };
             self.statistics.requests += 1;
             if socket.send(request.to_packet().as_bytes()).is_err() {
                 self.statistics.requests_failed += 1;

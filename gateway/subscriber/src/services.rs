@@ -11,7 +11,8 @@ use mdgw_feeds::{
 #[derive(Clone, Debug, Default)]
 pub struct ServiceTurns {
     count: usize,
-    channels: BTreeMap<ChannelId, Turn>,
+    /// Questions for messages and those for what logs hold are asked in between each other, so they take turns apart.
+    questions: BTreeMap<(ChannelId, bool), Turn>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,12 +25,12 @@ impl ServiceTurns {
     /// Among so many.
     #[must_use]
     pub fn new(count: usize) -> Self {
-        Self { count, channels: BTreeMap::new() }
+        Self { count, questions: BTreeMap::new() }
     }
 
     /// Where this request goes, from 0; 0 too where there is none.
     pub fn choose(&mut self, request: &ServiceRequest) -> usize {
-        let turn = self.channels.entry(request.channel).or_default();
+        let turn = self.questions.entry((request.channel, request.first < request.next)).or_default();
         let asked = (request.kind, request.session, request.first);
         if turn.asked.replace(asked) == Some(asked) {
             turn.service = (turn.service + 1) % self.count.max(1);

@@ -49,7 +49,8 @@ impl Listener {
         self.stale += u64::from(epoch < self.highest);
         let written = if self.has_epochs { epoch } else { Epoch::new(1, NodeId(1).0) };
         let (bytes, length) = packet(written, self.sequence);
-        let datagram = PublishedDatagram { line: Line(0), bytes: &bytes[..length], ts_recv: UnixNs(now_ns) };
+        let datagram =
+            PublishedDatagram { line: Line(0), service: 0, bytes: &bytes[..length], ts_recv: UnixNs(now_ns) };
         let mut is_delivered = false;
         let mut deliver = |output: mdgw_feeds::published::receiver::Output<'_>| {
             is_delivered |= matches!(output.item, Item::Message { .. });

@@ -46,8 +46,6 @@ pub(super) struct Gateway {
     directory: PathBuf,
     day: Rc<Day>,
     random: Random,
-    /// Entries of its log went to no file.
-    has_missed: bool,
     /// The process, while it lives.
     pub(super) run: Option<Run>,
 }
@@ -84,7 +82,7 @@ pub(super) struct Run {
 
 impl Gateway {
     pub(super) fn new(setup: Setup, directory: PathBuf, day: &Rc<Day>, random: Random) -> Self {
-        Self { setup, directory, day: Rc::clone(day), random, has_missed: false, run: None }
+        Self { setup, directory, day: Rc::clone(day), random, run: None }
     }
 
     /// The process begins, with what its log has; the venue, or its peer, says the present numbering again from the
@@ -160,8 +158,6 @@ impl Gateway {
         for _ in 0..self.random.below(4) {
             run.take_step(now_ns);
         }
-        run.standby.follow(MonoNs(now_ns));
-        self.has_missed |= run.standby.has_missed();
         let counts = (*run.publisher.counts(), *run.log.writer().counts());
         drop(run);
         self.cut_behind(before);
@@ -190,17 +186,6 @@ impl Gateway {
             file.seek(SeekFrom::Start(offset)).expect("a segment");
             file.write_all(&[0; 8]).expect("a segment");
         }
-    }
-
-    /// Whether its service answers: its log has all that has been published until there, and has lost nothing.
-    ///
-    /// Any answer ends with where the log begins and ends, and receivers take that for all there is: they declare lost what
-    /// comes before, and close a session there, although another service's log may have more. So a log that has lost
-    /// entries would have to keep silent; the product's doesn't.
-    pub(super) fn can_tell(&mut self, published: Option<StreamPosition>, now: MonoNs) -> bool {
-        let Some(run) = &mut self.run else { return false };
-        run.standby.follow(now);
-        !self.has_missed && !run.standby.has_missed() && run.standby.ready() >= published
     }
 
     /// Everything in its log is what the day says, under the name that the day gives it.

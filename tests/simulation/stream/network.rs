@@ -5,12 +5,11 @@ use std::{mem, rc::Rc};
 use mdgw_feeds::{
     identity::Line,
     published::{packet::parse_packet, position::StreamPosition, request::ServiceRequest},
-    time::MonoNs,
 };
 
 use super::{
     MS, Weather,
-    world::{Ear, Event, World},
+    world::{Ear, Event, World, node_of},
 };
 
 impl World {
@@ -39,24 +38,21 @@ impl World {
             let is_safe = self.setup.weather == Weather::Straight && (is_first || matches!(at, Ear::Subscriber(_)));
             let delay_ns = self.delay_ns();
             if is_safe || !self.is_lost() {
-                self.after(delay_ns, Event::Arrives { at, line, bytes: Rc::clone(&bytes) });
+                self.after(delay_ns, Event::Arrives { at, line, service: 0, bytes: Rc::clone(&bytes) });
             }
         }
     }
 
     pub(super) fn answer(&mut self, gateway: usize, subscriber: usize, request: &ServiceRequest) {
-        let (now_ns, published) = (self.now_ns, self.published);
-        if self.awake(gateway).is_none() || !self.seats[gateway].gateway.can_tell(published, MonoNs(now_ns)) {
-            return;
-        }
+        let now_ns = self.now_ns;
         let Some(run) = self.awake(gateway) else { return };
         let packets = run.answer(request, now_ns);
         self.counts.answers += 1;
         for bytes in packets {
             let delay_ns = self.delay_ns();
             if !self.is_lost() {
-                let (at, line) = (Ear::Subscriber(subscriber), Line::RECOVERY);
-                self.after(delay_ns, Event::Arrives { at, line, bytes: bytes.into() });
+                let (at, line, service) = (Ear::Subscriber(subscriber), Line::RECOVERY, node_of(gateway) - 1);
+                self.after(delay_ns, Event::Arrives { at, line, service, bytes: bytes.into() });
             }
         }
     }

@@ -83,16 +83,6 @@ impl Standby {
         self.words.heard.set(Heard { on_wire, epoch: self.tracker.epoch(), confirmed });
     }
 
-    /// How far readers of the own log come.
-    pub(super) fn ready(&self) -> Option<StreamPosition> {
-        self.ready
-    }
-
-    /// Whether entries of the own log are missing for readers.
-    pub(super) fn has_missed(&self) -> bool {
-        self.reader.lost() > 0
-    }
-
     /// Another gateway was heard, under this epoch at last.
     pub(super) fn heard(&self) -> Option<Epoch> {
         self.tracker.position().map(|_| self.tracker.epoch())

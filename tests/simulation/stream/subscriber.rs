@@ -6,7 +6,7 @@ use std::{
 };
 
 use mdgw_feeds::{
-    identity::{Epoch, Line, Session},
+    identity::{Epoch, Line},
     published::{
         packet::parse_packet,
         receiver::{Item, Output, PublishedDatagram, Receiver, ReceiverConfig, ServiceConfig},
@@ -24,9 +24,8 @@ use super::{
 pub(super) struct Subscriber {
     receiver: Receiver,
     turns: ServiceTurns,
-    /// It has services to ask.
-    asks: bool,
     has_epochs: bool,
+    asks_all: bool,
     highest: Epoch,
     pub(super) stale: u64,
     judge: Judge,
@@ -36,8 +35,6 @@ pub(super) struct Subscriber {
 struct Judge {
     day: Rc<Day>,
     at: usize,
-    /// The numbering that was told last.
-    restart: Option<u32>,
     violation: Option<Violation>,
     digest: DefaultHasher,
 }
@@ -50,27 +47,36 @@ pub(super) struct Setup {
     pub(super) services: Option<usize>,
     /// Receivers drop what comes under a lower epoch.
     pub(super) has_epochs: bool,
+    /// Receivers ask all services what their logs hold.
+    pub(super) asks_all: bool,
 }
 
 impl Subscriber {
     pub(super) fn new(day: &Rc<Day>, setup: Setup) -> Self {
-        let service = ServiceConfig { request_timeout_ns: 3 * MS, attempts_max: 60, ..ServiceConfig::default() };
+        let service = |services| ServiceConfig {
+            request_timeout_ns: 3 * MS,
+            attempts_max: 60,
+            services: if setup.asks_all { u8::try_from(services).expect("few services") } else { 1 },
+            // Who is dead comes back, and what it alone has is wanted.
+            rounds_max: 60,
+            ..ServiceConfig::default()
+        };
         let receiver = Receiver::new(ReceiverConfig {
             group: GROUP,
             channels: vec![CHANNEL],
             lines: setup.lines,
             window_packets: 64,
             gap_timeout_ns: MS,
-            service: setup.services.map(|_| service),
+            service: setup.services.map(service),
             message_bytes_max: 4_096,
             ..ReceiverConfig::default()
         });
-        let judge = Judge { day: Rc::clone(day), at: 0, restart: None, violation: None, digest: DefaultHasher::new() };
+        let judge = Judge { day: Rc::clone(day), at: 0, violation: None, digest: DefaultHasher::new() };
         Self {
             receiver,
             turns: ServiceTurns::new(setup.services.unwrap_or(0)),
-            asks: setup.services.is_some(),
             has_epochs: setup.has_epochs,
+            asks_all: setup.asks_all,
             highest: Epoch::default(),
             stale: 0,
             judge,
@@ -78,17 +84,15 @@ impl Subscriber {
     }
 
     /// A packet arrives.
-    pub(super) fn hear(&mut self, line: Line, bytes: &[u8], now_ns: u64) {
+    pub(super) fn hear(&mut self, line: Line, service: u8, bytes: &[u8], now_ns: u64) {
         let packet = parse_packet(bytes).expect("a packet");
-        if self.is_kept_from(packet.meta.session) {
-            return;
-        }
         let epoch = packet.meta.epoch;
         let mut bytes = bytes.to_vec();
         if !self.has_epochs {
             bytes[EPOCH].copy_from_slice(&Epoch::new(1, 1).0.to_le_bytes());
         }
-        let datagram = PublishedDatagram { line, bytes: &bytes, ts_recv: UnixNs(now_ns) };
+        let service = if self.asks_all { service } else { 0 };
+        let datagram = PublishedDatagram { line, service, bytes: &bytes, ts_recv: UnixNs(now_ns) };
         let Self { receiver, judge, .. } = self;
         let before = judge.at;
         // Refused is dropped and counted.
@@ -98,14 +102,6 @@ impl Subscriber {
         }
         self.stale += u64::from(epoch < self.highest);
         self.highest = self.highest.max(epoch);
-    }
-
-    /// A receiver that still asks where a numbering begins drops it, without a word, for a newer one: so that one isn't
-    /// heard before the question is answered.
-    fn is_kept_from(&self, session: Session) -> bool {
-        self.asks
-            && self.receiver.channels().all(|channel| channel.position().is_none())
-            && self.judge.restart.is_some_and(|restart| session.restart > restart)
     }
 
     /// Time has passed. What is to be asked now, and of which service.
@@ -146,7 +142,6 @@ impl Judge {
         let restart = output.session.restart;
         match &output.item {
             Item::Session => {
-                self.restart = Some(restart);
                 self.expect(Told::Session(restart), now_ns);
             }
             Item::Message { header, body } => {

@@ -71,6 +71,8 @@ pub(super) enum Event {
     Arrives {
         at: Ear,
         line: Line,
+        /// Which service sent it, where it came from one.
+        service: u8,
         bytes: Rc<[u8]>,
     },
     /// The leader tells a gateway how far it has published.
@@ -155,6 +157,7 @@ impl World {
             lines: u8::try_from(lines).expect("few lines"),
             services,
             has_epochs: setup.has_epochs,
+            asks_all: setup.asks_all,
         };
         let starving = usize::try_from(random.below(setup.gateways as u64)).expect("few gateways");
         let mut world = Self {
@@ -223,8 +226,8 @@ impl World {
         match event {
             Event::Input { gateway, incarnation } => self.input(gateway, incarnation),
             Event::Turn => self.turn(),
-            Event::Arrives { at: Ear::Subscriber(number), line, bytes } => {
-                self.subscribers[number].hear(line, &bytes, self.now_ns);
+            Event::Arrives { at: Ear::Subscriber(number), line, service, bytes } => {
+                self.subscribers[number].hear(line, service, &bytes, self.now_ns);
             }
             Event::Arrives { at: Ear::Gateway(number), bytes, .. } => self.hear(number, bytes),
             Event::Confirmed { gateway, position } => {

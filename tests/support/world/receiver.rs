@@ -145,6 +145,7 @@ impl Receiver {
             sockets: (line, asking),
             turns: ServiceTurns::new(services.len()),
             group,
+            services: services.to_vec(),
             publishers,
             writer: writer.expect("a capture can be begun"),
             protocol: Protocol::new(ReceiverConfig {
@@ -152,7 +153,11 @@ impl Receiver {
                 lines: 1,
                 window_packets: 16_384,
                 // Whoever is asked may have to be started again first.
-                service: Some(ServiceConfig { attempts_max: 400, ..ServiceConfig::default() }),
+                service: Some(ServiceConfig {
+                    attempts_max: 400,
+                    services: u8::try_from(services.len()).expect("few gateways"),
+                    ..ServiceConfig::default()
+                }),
                 ..ReceiverConfig::default()
             }),
             received: Arc::clone(&received),
@@ -217,6 +222,7 @@ struct Receiving {
     sockets: (ReceiveSocket, Vec<UdpSocket>),
     turns: ServiceTurns,
     group: SocketAddrV4,
+    services: Vec<SocketAddrV4>,
     publishers: Vec<Ipv4Addr>,
     writer: PcapWriter<BufWriter<File>>,
     protocol: Protocol,
@@ -274,7 +280,9 @@ impl Receiving {
         let received = &self.received;
         let packet = parse_packet(bytes).ok();
         let epoch = packet.as_ref().map(|packet| packet.meta.epoch);
-        let datagram = PublishedDatagram { line, bytes, ts_recv: mdgw_feeds::time::UnixNs(time_ns) };
+        let service = self.services.iter().position(|service| *service == source).unwrap_or(0);
+        let service = u8::try_from(service).expect("few gateways");
+        let datagram = PublishedDatagram { line, service, bytes, ts_recv: mdgw_feeds::time::UnixNs(time_ns) };
         let taken =
             self.protocol.accept(datagram, mono_now(), &mut |output| deliver(received, &output, time_ns, epoch));
         let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);

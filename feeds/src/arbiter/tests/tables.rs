@@ -247,6 +247,18 @@ fn a_large_hole_is_given_up_as_soon_as_a_small_one_where_nobody_answers() {
 }
 
 #[test]
+fn who_has_the_end_of_a_hole_alone_is_asked_for_all_of_that() {
+    let recovery = RecoveryConfig { messages_per_request_max: 6, attempts_max: 1, ..recovery() };
+    let config = ArbiterConfig { recovery: Some(recovery), ..config() };
+    // Of the first piece, 5 comes: 2 to 4 nobody has, of 6 and 7 the answer was lost, and the second piece is another matter.
+    check_with(
+        config,
+        "A1 A10 +20ms R5 R8..10 +10ms R6..8",
+        expect!["A1..2 ask:2..8 ask:8..10 gap:2..5 R5..6 ask:6..8 R6..8 R8..10 A10..11"],
+    );
+}
+
+#[test]
 fn the_peer_is_asked_before_the_server_and_each_alone_where_the_other_is_not() {
     let of = |peer_attempts_max, attempts_max| {
         let recovery = RecoveryConfig { peer_timeout_ns: 1_000_000, peer_attempts_max, attempts_max, ..recovery() };

@@ -1,8 +1,8 @@
-//! One question to the service, repeated until it is answered or given up.
+//! One question to the services, repeated until it is answered or given up.
 
 use crate::time::MonoNs;
 
-use super::ServiceConfig;
+use super::{ServiceConfig, holdings::Holdings};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ask {
@@ -32,13 +32,24 @@ impl Ask {
         self.deadline = now.plus(self.config.request_timeout_ns);
     }
 
+    /// The next service is to be asked the same.
+    pub(super) fn ask_next(&mut self, now: MonoNs) {
+        self.attempt = self.attempt.saturating_add(1);
+        self.deadline = now.plus(self.config.request_timeout_ns);
+        self.is_due = true;
+    }
+
     /// Time has passed. False when it is given up.
     pub(super) fn on_deadline(&mut self, now: MonoNs) -> bool {
         if self.deadline <= now {
-            self.attempt += 1;
-            self.deadline = now.plus(self.config.request_timeout_ns);
-            self.is_due = true;
+            self.ask_next(now);
         }
         self.attempt <= self.config.attempts_max.max(1)
+    }
+
+    /// Whether what the services have said is enough: all have, or those that have not were asked often enough.
+    pub(super) fn is_settled_by(&self, holdings: &Holdings) -> bool {
+        let attempts_max = self.config.rounds_max.saturating_mul(self.config.services.into());
+        holdings.is_complete() || holdings.has_any() && self.attempt > attempts_max
     }
 }

@@ -4,25 +4,22 @@
 //!             first packet, sequence 1 (or no service)
 //!  idle ──────────────────────────────────────────────────────────────────▶ running
 //!    │ first packet, later sequence                                            ▲ │ newer session,
-//!    └──▶ definitions ──answered──▶ extent (what the log holds) ──answered──▶──┤ │ the old one not at its end
+//!    └──▶ definitions ──answered──▶ extent (what the logs hold) ─answered──▶──┤ │ the old one not at its end
 //!              └─ Start::Now: straight on ─────────────────────────────────▶───┘ ▼
 //!                                          the newer session ◀───────────── closing (how far did the old one go?)
 //!                                                  ▲ none between              │ ▲ one between: that one first
 //!  Start::Day, not the day's first session         │                           ▼ │
-//!  idle ───────────────────────────────────────────┴───────────────────── sessions (which does the log hold?)
+//!  idle ───────────────────────────────────────────┴───────────────────── sessions (which do the logs hold?)
 //! ```
-//! Every question is repeated until it is answered or given up; the stream then goes on without.
-
-use zerocopy::FromBytes;
+//! Every question is repeated until it is answered or given up; the stream then goes on without. What logs hold is asked of
+//! every service.
 
 use crate::{
-    arbiter::{AnswerEnd, Arbiter, ArbiterConfig, Arrival, Delivery, Gap, RecoveryConfig, WhenFull},
-    channel_state::ChannelState,
+    arbiter::{AnswerEnd, Arbiter, ArbiterConfig, Arrival, RecoveryConfig, WhenFull},
     drop_reason::DropReason,
-    frame::{FrameFlags, FrameHeader, FrameKind, GapBody, StateBody},
     identity::{ChannelId, GroupId, Line, Sequence, Session},
     published::{
-        packet::{Frames, Packet, PacketFlags},
+        packet::{Packet, PacketFlags},
         request::{RequestKind, ServiceRequest},
     },
     time::MonoNs,
@@ -31,7 +28,9 @@ use crate::{
 use super::{
     Item, Output, PublishedDatagram, ReceiverConfig, ReceiverStatistics, ServiceConfig, Start,
     ask::Ask,
-    assembly::{Assembly, Joined},
+    holdings::Holdings,
+    positions::{FIRST, PART_BITS, message_after, message_of, part_of, position_of, positions_of},
+    stream::Stream,
 };
 
 #[derive(Debug)]
@@ -39,6 +38,12 @@ pub(super) struct ReceiverChannel {
     service: Option<ServiceConfig>,
     start: Start,
     phase: Phase,
+    /// What the services' logs hold of the present session; while sessions are asked for, of the oldest of them.
+    holdings: Holdings,
+    /// The session that was followed before the present one, which is therefore wanted from its beginning.
+    previous: Option<Session>,
+    /// What was heard of the present session while its start was being asked for.
+    passed_over: Option<(Sequence, Sequence)>,
     /// Over positions: `sequence << 16 | part`.
     arbiter: Arbiter,
     stream: Stream,
@@ -47,45 +52,33 @@ pub(super) struct ReceiverChannel {
 #[derive(Debug)]
 enum Phase {
     Idle,
-    /// The log is asked for the oldest session that it holds from `from` on; `newer` is under way.
+    /// Services are asked for the oldest session that their logs hold from `from` on: `oldest`, by what they have said so far.
+    /// `newer` is under way.
     Sessions {
         ask: Ask,
         from: Session,
+        oldest: Option<Session>,
         newer: Session,
     },
-    /// Definitions up to `number` have come; they were last asked for from `asked` on.
+    /// Definitions up to `number` have come; they were last asked for from `asked` on. `newer` may have begun.
     Definitions {
         number: Sequence,
         asked: Sequence,
         ask: Ask,
+        newer: Option<Session>,
     },
-    /// What the log holds is asked for.
+    /// What the logs hold is asked for. `newer` may have begun.
     Extent {
         ask: Ask,
+        newer: Option<Session>,
     },
     Running,
-    /// `newer` has begun; `end`: how far the present session went, once it is known.
+    /// `newer` has begun. Whether all that there is of the present session has been announced to the arbiter.
     Closing {
         ask: Ask,
-        end: Option<Sequence>,
+        is_end_known: bool,
         newer: Session,
     },
-}
-
-/// What follows the arbiter: frames to items.
-#[derive(Debug)]
-struct Stream {
-    id: ChannelId,
-    session: Option<Session>,
-    assembly: Assembly,
-    /// First message of which nothing has been told yet, neither records nor loss.
-    told: Sequence,
-    state: Option<u8>,
-    snapshot: Option<(u64, u16)>,
-    /// Where the session ends, once the gateway has said so; and whether that has been handed on.
-    end: Option<Sequence>,
-    is_ended: bool,
-    statistics: ReceiverStatistics,
 }
 
 impl ReceiverChannel {
@@ -119,18 +112,11 @@ impl ReceiverChannel {
             service: config.service,
             start: config.start,
             phase: Phase::Idle,
+            holdings: Holdings::new(config.service.map_or(0, |service| service.services)),
+            previous: None,
+            passed_over: None,
             arbiter: Arbiter::new(arbiter),
-            stream: Stream {
-                id,
-                session: None,
-                assembly: Assembly::new(config.message_bytes_max),
-                told: Sequence(0),
-                state: None,
-                snapshot: None,
-                end: None,
-                is_ended: false,
-                statistics: ReceiverStatistics::default(),
-            },
+            stream: Stream::new(id, config.message_bytes_max),
         }
     }
 
@@ -159,32 +145,26 @@ impl ReceiverChannel {
     ) -> Result<(), DropReason> {
         self.arbiter.watch(now);
         let is_answer = datagram.line == Line::RECOVERY;
-        let current = self.stream.session;
         if let Phase::Sessions { newer, .. } = &mut self.phase {
             if is_answer {
-                self.accept_sessions(packet, now, deliver);
+                self.accept_sessions(packet, datagram.service, now, deliver);
             } else {
                 *newer = packet.meta.session.max(*newer);
                 self.stream.statistics.packets_before_start += 1;
             }
             return Ok(());
         }
+        let current = self.stream.session;
         if current != Some(packet.meta.session) {
             // An answer of another session is none to what we asked.
             if is_answer || current.is_some_and(|current| packet.meta.session < current) {
                 return Err(DropReason::SessionStale);
             }
-            if current.is_some() && self.must_close(packet.meta.session, now, deliver) {
+            let is_uncut = packet.part.is_none_or(|part| part.part == 0);
+            let first = Some(packet.meta.first).filter(|_| is_uncut);
+            if !self.hear_newer(packet.meta.session, first, now, deliver) {
                 self.stream.statistics.packets_before_start += 1;
                 return Ok(());
-            }
-            if self.stream.session != Some(packet.meta.session) {
-                let is_uncut = packet.part.is_none_or(|part| part.part == 0);
-                self.go_on_to(packet.meta.session, Some(packet.meta.first).filter(|_| is_uncut), now, deliver);
-                if self.stream.session != Some(packet.meta.session) {
-                    self.stream.statistics.packets_before_start += 1;
-                    return Ok(());
-                }
             }
         }
         if packet.meta.flags.contains(PacketFlags::END_OF_SESSION) {
@@ -192,11 +172,11 @@ impl ReceiverChannel {
         }
         match &self.phase {
             Phase::Definitions { .. } | Phase::Extent { .. } if is_answer => {
-                self.accept_start(packet, now, deliver);
+                self.accept_start(packet, datagram.service, now, deliver);
                 Ok(())
             }
             Phase::Idle | Phase::Sessions { .. } | Phase::Definitions { .. } | Phase::Extent { .. } => {
-                self.stream.statistics.packets_before_start += 1;
+                self.pass_over(packet);
                 Ok(())
             }
             Phase::Running | Phase::Closing { .. } => self.accept_running(packet, datagram, now, deliver),
@@ -204,13 +184,7 @@ impl ReceiverChannel {
     }
 
     pub(super) fn next_deadline(&self) -> Option<MonoNs> {
-        let ask = match &self.phase {
-            Phase::Sessions { ask, .. }
-            | Phase::Definitions { ask, .. }
-            | Phase::Extent { ask }
-            | Phase::Closing { ask, end: None, .. } => Some(ask.deadline()),
-            Phase::Idle | Phase::Running | Phase::Closing { .. } => None,
-        };
+        let ask = self.ask().map(Ask::deadline);
         match (ask, self.arbiter.next_deadline()) {
             (Some(ask), Some(gap)) => Some(ask.min(gap)),
             (ask, gap) => ask.or(gap),
@@ -221,23 +195,9 @@ impl ReceiverChannel {
         let Self { arbiter, stream, .. } = self;
         arbiter.on_deadline(now, &mut |delivery| stream.take(delivery, deliver));
         stream.check_end(arbiter.expected(), deliver);
-        let is_answered_in_time = match &mut self.phase {
-            Phase::Sessions { ask, .. }
-            | Phase::Definitions { ask, .. }
-            | Phase::Extent { ask }
-            | Phase::Closing { ask, end: None, .. } => ask.on_deadline(now),
-            Phase::Idle | Phase::Running | Phase::Closing { .. } => true,
-        };
-        if !is_answered_in_time {
-            self.stream.statistics.starts_unanswered += 1;
-            match self.phase {
-                Phase::Sessions { newer, .. } => self.begin_session(newer, None, now, deliver),
-                Phase::Definitions { .. } => self.phase = self.after_definitions(now),
-                Phase::Closing { ask, newer, .. } => {
-                    self.phase = Phase::Closing { ask, newer, end: self.arbiter.frontier().or(Some(FIRST)) };
-                }
-                _ => self.phase = Phase::Running,
-            }
+        let is_given_up = self.ask_mut().is_some_and(|ask| !ask.on_deadline(now));
+        if is_given_up || self.is_settled() {
+            self.conclude(now, deliver);
         }
         self.close_when_complete(now, deliver);
     }
@@ -256,13 +216,13 @@ impl ReceiverChannel {
                     return Some(ServiceRequest { session: Some(*from), ..request });
                 }
             }
-            Phase::Definitions { number, asked, ask } => {
+            Phase::Definitions { number, asked, ask, .. } => {
                 if ask.poll() {
                     *asked = *number;
                     return Some(request(RequestKind::Definitions, *number, *number));
                 }
             }
-            Phase::Extent { ask } | Phase::Closing { ask, end: None, .. } => {
+            Phase::Extent { ask, .. } | Phase::Closing { ask, is_end_known: false, .. } => {
                 if ask.poll() {
                     return Some(request(RequestKind::Range, start, start));
                 }
@@ -280,8 +240,101 @@ impl ReceiverChannel {
         stream.check_end(arbiter.expected(), deliver);
     }
 
-    /// A session was heard for the first time, if at a message's beginning then at `first`. Those that the log holds and that
-    /// come before it are told before it.
+    /// What is being asked for but for gaps.
+    fn ask(&self) -> Option<&Ask> {
+        match &self.phase {
+            Phase::Sessions { ask, .. }
+            | Phase::Definitions { ask, .. }
+            | Phase::Extent { ask, .. }
+            | Phase::Closing { ask, is_end_known: false, .. } => Some(ask),
+            Phase::Idle | Phase::Running | Phase::Closing { .. } => None,
+        }
+    }
+
+    fn ask_mut(&mut self) -> Option<&mut Ask> {
+        match &mut self.phase {
+            Phase::Sessions { ask, .. }
+            | Phase::Definitions { ask, .. }
+            | Phase::Extent { ask, .. }
+            | Phase::Closing { ask, is_end_known: false, .. } => Some(ask),
+            Phase::Idle | Phase::Running | Phase::Closing { .. } => None,
+        }
+    }
+
+    /// Whether enough services have said what their logs hold, where that is being asked.
+    fn is_settled(&self) -> bool {
+        let is_asked_of_all = !matches!(self.phase, Phase::Definitions { .. });
+        is_asked_of_all && self.ask().is_some_and(|ask| ask.is_settled_by(&self.holdings))
+    }
+
+    /// A service has said what its log holds. Others are asked the same, until it is enough.
+    fn hold(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+        if self.is_settled() {
+            self.conclude(now, deliver);
+        } else if let Some(ask) = self.ask_mut() {
+            ask.ask_next(now);
+        }
+    }
+
+    /// Goes on with what has been answered; perhaps nothing.
+    fn conclude(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+        let is_answered = self.holdings.has_any() && !matches!(self.phase, Phase::Definitions { .. });
+        self.stream.statistics.starts_unanswered += u64::from(!is_answered);
+        match self.phase {
+            Phase::Sessions { oldest: None, newer, .. } => self.begin_session(newer, None, now, deliver),
+            Phase::Sessions { ask, oldest: Some(oldest), newer, .. } => {
+                let (first, next) = self.holdings.range().unwrap_or((FIRST, FIRST));
+                self.enter(oldest, deliver);
+                self.begin_at(if self.is_numbered_anew() { FIRST } else { first });
+                self.phase = Phase::Closing { ask, is_end_known: true, newer };
+                // What it could refuse is counted, and shows as a loss when the session is left.
+                let _counted = self.arbiter.announce(Line::RECOVERY, position_of(next), now);
+            }
+            Phase::Definitions { newer, .. } => self.after_definitions(newer, now, deliver),
+            Phase::Extent { newer, .. } => {
+                let held = self.holdings.range();
+                if let Some(first) = if self.is_numbered_anew() { Some(FIRST) } else { held.map(|(first, _)| first) } {
+                    self.begin_at(first);
+                }
+                if let Some((_, next)) = held {
+                    // Whatever is refused here is counted by the arbiter, and live packets tell the same.
+                    let _counted = self.arbiter.announce(Line::RECOVERY, position_of(next), now);
+                }
+                self.run(newer, now, deliver);
+            }
+            Phase::Closing { ask, newer, .. } => self.phase = Phase::Closing { ask, is_end_known: true, newer },
+            Phase::Idle | Phase::Running => {}
+        }
+        self.close_when_complete(now, deliver);
+    }
+
+    /// A newer session was heard, if at a message's beginning then at `first`. Whether it has begun here.
+    fn hear_newer(
+        &mut self,
+        session: Session,
+        first: Option<Sequence>,
+        now: MonoNs,
+        deliver: &mut impl FnMut(Output<'_>),
+    ) -> bool {
+        let has_more = self.arbiter.expected().is_some() && !self.stream.is_ended;
+        match (&mut self.phase, self.service) {
+            (Phase::Definitions { newer, .. } | Phase::Extent { newer, .. }, _) => *newer = Some(session).max(*newer),
+            (Phase::Closing { newer, .. }, _) => {
+                *newer = session.max(*newer);
+                self.close_when_complete(now, deliver);
+            }
+            (Phase::Running, Some(service)) if has_more => {
+                self.holdings.forget();
+                // Where the end was heard, only what is missing before it is asked for.
+                let is_end_known = self.stream.end.is_some();
+                self.phase = Phase::Closing { ask: Ask::new(service, now), is_end_known, newer: session };
+            }
+            _ => self.go_on_to(session, first, now, deliver),
+        }
+        self.stream.session == Some(session)
+    }
+
+    /// A session was heard for the first time. Those that the logs hold and that come before it are told before it.
     fn go_on_to(
         &mut self,
         session: Session,
@@ -295,35 +348,34 @@ impl ReceiverChannel {
         };
         match (self.service, from.filter(|from| *from < session)) {
             (Some(service), Some(from)) => {
-                self.phase = Phase::Sessions { ask: Ask::new(service, now), from, newer: session };
+                self.holdings.forget();
+                self.phase = Phase::Sessions { ask: Ask::new(service, now), from, oldest: None, newer: session };
             }
             _ => self.begin_session(session, first, now, deliver),
         }
     }
 
-    /// An answer while sessions are being asked for: one that is over and comes before the one under way is told first.
-    fn accept_sessions(&mut self, packet: &Packet<'_>, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
-        let (Phase::Sessions { from, newer, .. }, Some(service)) = (&self.phase, self.service) else { return };
-        let (from, newer, meta) = (*from, *newer, &packet.meta);
-        let is_end = meta.flags.contains(PacketFlags::HEARTBEAT) && !meta.flags.contains(PacketFlags::SNAPSHOT);
+    /// An answer while sessions are being asked for: the oldest that is over and comes before the one under way is told first.
+    fn accept_sessions(&mut self, packet: &Packet<'_>, service: u8, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+        let Phase::Sessions { from, oldest, newer, .. } = &mut self.phase else { return };
+        let meta = &packet.meta;
         // Else the answer to an earlier question.
-        if !is_end || meta.session < from {
+        if !is_end_of_answer(packet) || meta.session < *from {
             return;
         }
-        if meta.session >= newer || meta.next < FIRST {
-            return self.begin_session(newer, None, now, deliver);
+        let is_held = meta.session < *newer && meta.next >= FIRST;
+        if is_held && oldest.is_none_or(|oldest| meta.session < oldest) {
+            // Who has named a later one, or none, holds nothing of this one.
+            self.holdings.hold_nothing();
+            *oldest = Some(meta.session);
         }
-        self.finish(deliver);
-        self.stream.begin(meta.session, deliver);
-        self.begin_at(meta.first);
-        let end = position_of(meta.next);
-        self.phase = Phase::Closing { ask: Ask::new(service, now), end: Some(end), newer };
-        // What it could refuse is counted, and shows as a loss when the session is left.
-        let _counted = self.arbiter.announce(Line::RECOVERY, end, now);
-        self.close_when_complete(now, deliver);
+        let is_oldest = is_held && *oldest == Some(meta.session);
+        let (first, next) = if is_oldest { (meta.first, meta.next) } else { (Sequence(0), Sequence(0)) };
+        self.holdings.say(service, first, next);
+        self.hold(now, deliver);
     }
 
-    /// A session begins, with what was heard if that was its first message, else with what the log holds of it.
+    /// A session begins, with what was heard if that was its first message, else with what the logs hold of it.
     fn begin_session(
         &mut self,
         session: Session,
@@ -331,27 +383,46 @@ impl ReceiverChannel {
         now: MonoNs,
         deliver: &mut impl FnMut(Output<'_>),
     ) {
-        let is_first = self.stream.session.is_none();
-        self.finish(deliver);
-        self.stream.begin(session, deliver);
-        self.phase = match self.service {
-            _ if first.is_some_and(|first| first <= FIRST) => {
-                self.begin_at(FIRST);
-                Phase::Running
+        self.enter(session, deliver);
+        self.arbiter.begin_session(None);
+        let is_heard_from_first = first.is_some_and(|first| first <= FIRST);
+        match self.service.filter(|_| !is_heard_from_first) {
+            Some(service) => {
+                let (number, ask) = (Sequence(0), Ask::new(service, now));
+                self.phase = Phase::Definitions { number, asked: number, ask, newer: None };
             }
             None => {
-                self.arbiter.begin_session(None);
-                Phase::Running
-            }
-            Some(service) => {
-                // What follows a session that we followed is wanted from its beginning.
-                if !is_first {
-                    self.start = Start::Oldest;
+                if is_heard_from_first || self.is_numbered_anew() {
+                    self.begin_at(FIRST);
                 }
-                self.arbiter.begin_session(None);
-                Phase::Definitions { number: Sequence(0), asked: Sequence(0), ask: Ask::new(service, now) }
+                self.phase = Phase::Running;
             }
-        };
+        }
+    }
+
+    /// The present session is over, that one begins.
+    fn enter(&mut self, session: Session, deliver: &mut impl FnMut(Output<'_>)) {
+        self.finish(deliver);
+        let passed_over = self.passed_over.take().filter(|_| self.arbiter.expected().is_none());
+        if let Some((first, next)) = passed_over {
+            self.stream.lose(first, next, deliver);
+        }
+        self.holdings.forget();
+        self.previous = self.stream.session;
+        self.stream.begin(session, deliver);
+    }
+
+    /// The venue began to number again within the trading date that is followed, so the present session has a first message.
+    fn is_numbered_anew(&self) -> bool {
+        let date_of = |session: Session| (session.feed, session.date);
+        self.previous.is_some() && self.previous.map(date_of) == self.stream.session.map(date_of)
+    }
+
+    /// While the start is being asked for: what the packet holds will be, too.
+    fn pass_over(&mut self, packet: &Packet<'_>) {
+        self.stream.statistics.packets_before_start += 1;
+        let (first, next) = self.passed_over.unwrap_or((packet.meta.first, packet.meta.next));
+        self.passed_over = Some((first.min(packet.meta.first), next.max(packet.meta.next)));
     }
 
     fn begin_at(&mut self, first: Sequence) {
@@ -359,48 +430,45 @@ impl ReceiverChannel {
         self.stream.told = first.max(FIRST);
     }
 
-    /// Whether the present session still has to be asked for its end before a newer one may begin.
-    fn must_close(&mut self, newer: Session, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) -> bool {
-        let has_begun = self.arbiter.expected().is_some();
-        let Some(service) = self.service.filter(|_| has_begun && !self.stream.is_ended) else { return false };
-        match &mut self.phase {
-            Phase::Running => {
-                self.phase = Phase::Closing { ask: Ask::new(service, now), end: None, newer };
-                true
-            }
-            Phase::Closing { newer: known, .. } => {
-                *known = newer.max(*known);
-                self.close_when_complete(now, deliver);
-                self.stream.session != Some(newer)
-            }
-            Phase::Idle | Phase::Sessions { .. } | Phase::Definitions { .. } | Phase::Extent { .. } => false,
+    /// The start has been asked for. A newer session that was heard meanwhile is next.
+    fn run(&mut self, newer: Option<Session>, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+        self.phase = Phase::Running;
+        if let Some(newer) = newer {
+            self.hear_newer(newer, None, now, deliver);
         }
     }
 
     /// Goes on to the newer session once everything of the present one has come or been given up.
     fn close_when_complete(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
-        let Phase::Closing { end: Some(end), newer, .. } = self.phase else { return };
-        if self.arbiter.expected().is_none_or(|expected| expected >= end) {
+        let Phase::Closing { is_end_known: true, newer, .. } = self.phase else { return };
+        if self.arbiter.expected() == self.arbiter.frontier() {
             self.go_on_to(newer, None, now, deliver);
         }
     }
 
-    fn after_definitions(&self, now: MonoNs) -> Phase {
-        match (self.start, self.service) {
-            (Start::Oldest | Start::Day, Some(service)) => Phase::Extent { ask: Ask::new(service, now) },
-            _ => Phase::Running,
+    fn after_definitions(&mut self, newer: Option<Session>, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+        match self.service.filter(|_| self.previous.is_some() || self.start != Start::Now) {
+            Some(service) => {
+                self.holdings.forget();
+                self.phase = Phase::Extent { ask: Ask::new(service, now), newer };
+            }
+            None => {
+                self.passed_over = None;
+                self.run(newer, now, deliver);
+            }
         }
     }
 
     /// An answer while the start is being asked for.
-    fn accept_start(&mut self, packet: &Packet<'_>, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+    fn accept_start(&mut self, packet: &Packet<'_>, service: u8, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
         let is_end = packet.meta.flags.contains(PacketFlags::HEARTBEAT);
         let is_snapshot = packet.meta.flags.contains(PacketFlags::SNAPSHOT);
         let (first, next) = (packet.meta.first, packet.meta.next);
         match &mut self.phase {
-            Phase::Definitions { number, asked, ask } if is_snapshot && is_end => {
+            Phase::Definitions { number, asked, ask, newer } if is_snapshot && is_end => {
                 if first == next && first <= *number {
-                    self.phase = self.after_definitions(now);
+                    let newer = *newer;
+                    self.after_definitions(newer, now, deliver);
                 } else if *number > *asked {
                     // A limit cut the answer short, or a part of it was lost: the next piece. Without any progress
                     // the deadline decides.
@@ -418,13 +486,9 @@ impl ReceiverChannel {
                     self.stream.tell(Item::Definition { header, body }, deliver);
                 }
             }
-            // A log that holds nothing of the session leaves the beginning to what is published next.
-            Phase::Extent { .. } if is_end && !is_snapshot && next < FIRST => self.phase = Phase::Running,
-            Phase::Extent { .. } if is_end && !is_snapshot => {
-                self.phase = Phase::Running;
-                self.begin_at(first);
-                // Whatever is refused here is counted by the arbiter, and live packets tell the same.
-                let _counted = self.arbiter.announce(Line::RECOVERY, position_of(next), now);
+            Phase::Extent { .. } if is_end_of_answer(packet) => {
+                self.holdings.say(service, first, next);
+                self.hold(now, deliver);
             }
             _ => {}
         }
@@ -437,7 +501,7 @@ impl ReceiverChannel {
         now: MonoNs,
         deliver: &mut impl FnMut(Output<'_>),
     ) -> Result<(), DropReason> {
-        let Self { arbiter, stream, phase, .. } = self;
+        let Self { arbiter, stream, holdings, .. } = self;
         let flags = packet.meta.flags;
         let is_answer = datagram.line == Line::RECOVERY;
         if is_answer && flags.contains(PacketFlags::SNAPSHOT) {
@@ -448,12 +512,11 @@ impl ReceiverChannel {
         if flags.contains(PacketFlags::SNAPSHOT) && first != next {
             return Err(DropReason::SequenceInvalid);
         }
-        let is_answers_end = is_answer && flags.contains(PacketFlags::HEARTBEAT);
+        let is_answers_end = is_answer && is_end_of_answer(packet);
         if is_answers_end {
-            // The end of an answer. Nobody has what lies before the log.
-            arbiter.give_up_before(first, now, &mut |delivery| stream.take(delivery, deliver));
-            if let Phase::Closing { end, .. } = phase {
-                *end = Some(next);
+            holdings.say(datagram.service, packet.meta.first, packet.meta.next);
+            if let Some(gone) = holdings.gone_before() {
+                arbiter.give_up_before(position_of(gone), now, &mut |delivery| stream.take(delivery, deliver));
             }
         }
         // A late starter can't begin inside of a message.
@@ -482,197 +545,16 @@ impl ReceiverChannel {
             outcome
         };
         stream.check_end(arbiter.expected(), deliver);
+        if is_answers_end {
+            self.hold(now, deliver);
+        }
         self.close_when_complete(now, deliver);
         outcome
     }
 }
 
-impl Stream {
-    fn begin(&mut self, session: Session, deliver: &mut impl FnMut(Output<'_>)) {
-        self.session = Some(session);
-        self.assembly.clear();
-        self.told = Sequence(0);
-        self.state = None;
-        self.snapshot = None;
-        self.end = None;
-        self.is_ended = false;
-        self.tell(Item::Session, deliver);
-    }
-
-    fn tell(&self, item: Item<'_>, deliver: &mut impl FnMut(Output<'_>)) {
-        if let Some(session) = self.session {
-            deliver(Output { channel: self.id, session, item });
-        }
-    }
-
-    fn take(&mut self, delivery: Delivery<'_>, deliver: &mut impl FnMut(Output<'_>)) {
-        match delivery {
-            Delivery::Gap(gap) => {
-                // Parts of a message at either end of the gap are of no use without the missing ones.
-                self.assembly.clear();
-                self.lose(message_of(gap.first()), message_after(gap.next()), deliver);
-            }
-            Delivery::Packet { from, until, block, .. } => {
-                for (header, body) in Frames::of_body(block) {
-                    self.take_frame(header, body, from, until, deliver);
-                }
-                // Messages that produced nothing are settled by the range alone.
-                if part_of(until) == 0 {
-                    self.told = self.told.max(message_of(until));
-                }
-            }
-        }
-    }
-
-    /// One frame of a packet of which `[from, until)` is wanted.
-    fn take_frame(
-        &mut self,
-        header: &FrameHeader,
-        body: &[u8],
-        from: Sequence,
-        until: Sequence,
-        deliver: &mut impl FnMut(Output<'_>),
-    ) {
-        if FrameFlags(header.flags).contains(FrameFlags::LATE_FILL) {
-            self.statistics.late_fills += 1;
-            return;
-        }
-        let sequence = Sequence(header.sequence.get());
-        let position = Sequence(position_of(sequence).0 | u64::from(header.part.get()));
-        match FrameKind::from_number(header.kind) {
-            Some(FrameKind::Message) if from <= position && position < until => {
-                self.take_message(header, body, deliver);
-            }
-            Some(FrameKind::Gap) => {
-                let Ok(gap) = GapBody::ref_from_bytes(body) else { return };
-                let first = Sequence(gap.first.get()).max(message_of(from)).max(self.told);
-                let next = Sequence(gap.next.get()).min(message_after(until));
-                if let Some(gap) = Gap::new(first, next) {
-                    self.assembly.clear();
-                    self.statistics.gap_messages += gap.count();
-                    self.told = next;
-                    self.tell(Item::Gap(gap), deliver);
-                }
-            }
-            Some(FrameKind::State | FrameKind::Snapshot) if from <= position && position <= until => {
-                self.take_aside(header, body, deliver);
-            }
-            _ => {}
-        }
-    }
-
-    /// Frames of a packet that settles nothing.
-    fn take_unsettling(&mut self, body: &[u8], deliver: &mut impl FnMut(Output<'_>)) {
-        Frames::of_body(body).for_each(|(header, body)| self.take_aside(header, body, deliver));
-    }
-
-    /// Frames that are no function of the input: told when they say something new, whichever gateway says it.
-    fn take_aside(&mut self, header: &FrameHeader, body: &[u8], deliver: &mut impl FnMut(Output<'_>)) {
-        match FrameKind::from_number(header.kind) {
-            Some(FrameKind::State) => {
-                let Ok(body) = StateBody::ref_from_bytes(body) else { return };
-                if self.state.replace(body.state) != Some(body.state)
-                    && let Some(state) = ChannelState::from_number(body.state)
-                {
-                    self.tell(Item::State(state), deliver);
-                }
-            }
-            Some(FrameKind::Snapshot) => {
-                let name = (header.sequence.get(), header.part.get());
-                if self.snapshot.is_none_or(|last| last < name) {
-                    self.snapshot = Some(name);
-                    self.tell(Item::Snapshot { header, body }, deliver);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn take_message(&mut self, header: &FrameHeader, body: &[u8], deliver: &mut impl FnMut(Output<'_>)) {
-        let sequence = Sequence(header.sequence.get());
-        if sequence < self.told {
-            return;
-        }
-        let Some(session) = self.session else { return };
-        let channel = self.id;
-        let whole = FrameFlags::FIRST_PART.with(FrameFlags::LAST_PART);
-        if FrameFlags(header.flags).contains(whole) {
-            deliver(Output { channel, session, item: Item::Message { header, body } });
-        } else {
-            match self.assembly.join(header, body) {
-                Joined::Incomplete => return,
-                Joined::Whole(header, body) => {
-                    deliver(Output { channel, session, item: Item::Message { header: &header, body } });
-                }
-                Joined::Broken => {
-                    self.statistics.broken_messages += 1;
-                    self.lose(sequence, sequence.plus(1), deliver);
-                    return;
-                }
-            }
-        }
-        self.statistics.messages += 1;
-        self.told = sequence.plus(1);
-    }
-
-    fn lose(&mut self, first: Sequence, next: Sequence, deliver: &mut impl FnMut(Output<'_>)) {
-        if let Some(gap) = Gap::new(first.max(self.told), next) {
-            self.statistics.lost_messages += gap.count();
-            self.told = next;
-            self.tell(Item::Lost(gap), deliver);
-        }
-    }
-
-    /// The stream ends inside of a message.
-    fn give_up_open_message(&mut self, deliver: &mut impl FnMut(Output<'_>)) {
-        if let Some(sequence) = self.assembly.open() {
-            self.assembly.clear();
-            self.lose(sequence, sequence.plus(1), deliver);
-        }
-    }
-
-    fn check_end(&mut self, expected: Option<Sequence>, deliver: &mut impl FnMut(Output<'_>)) {
-        if !self.is_ended && self.end.is_some_and(|end| expected.is_some_and(|expected| expected >= end)) {
-            self.is_ended = true;
-            self.tell(Item::EndOfSession, deliver);
-        }
-    }
-}
-
-/// The first message of every venue.
-const FIRST: Sequence = Sequence(1);
-
-/// Bits of a position that number the part.
-const PART_BITS: u32 = 16;
-
-/// Position of a message's first part.
-fn position_of(sequence: Sequence) -> Sequence {
-    // `parse_packet` keeps sequences below 2^47.
-    Sequence(sequence.0 << PART_BITS)
-}
-
-/// The message that a position lies in.
-fn message_of(position: Sequence) -> Sequence {
-    Sequence(position.0 >> PART_BITS)
-}
-
-/// The first message that begins at a position or after it.
-fn message_after(position: Sequence) -> Sequence {
-    Sequence(position.0.div_ceil(1 << PART_BITS))
-}
-
-fn part_of(position: Sequence) -> u64 {
-    position.0 & ((1 << PART_BITS) - 1)
-}
-
-/// What a packet settles, in positions. `None` for a part number beyond the last that can be followed.
-fn positions_of(packet: &Packet<'_>) -> Option<(Sequence, Sequence)> {
-    let (first, next) = (position_of(packet.meta.first), position_of(packet.meta.next));
-    let Some(part) = packet.part else { return Some((first, next)) };
-    let own = position_of(part.sequence).0 | u64::from(part.part);
-    let first = if part.part == 0 { first } else { Sequence(own) };
-    if part.is_last {
-        return Some((first, next));
-    }
-    (part.part < u16::MAX).then_some((first, Sequence(own + 1)))
+/// The last packet of an answer about sessions or messages: it says what the service's log holds of the session.
+fn is_end_of_answer(packet: &Packet<'_>) -> bool {
+    let flags = packet.meta.flags;
+    flags.contains(PacketFlags::HEARTBEAT) && !flags.contains(PacketFlags::SNAPSHOT)
 }

@@ -2,7 +2,10 @@
 //! doesn't: what comes out is the stream as it went in, or says what is missing.
 #![allow(clippy::cast_possible_truncation, reason = "test sizes are small")]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 use proptest::prelude::*;
 use zerocopy::{
@@ -148,12 +151,12 @@ struct World {
     inputs: Vec<Vec<Input>>,
     /// Per session, per gateway.
     logs: Vec<Vec<Vec<Entry>>>,
-    /// What of its log the service still has.
-    oldest_entry: usize,
+    /// What of its log each service has, in entries. They take turns.
+    held: Vec<Range<usize>>,
     packets_per_answer: usize,
     answers: Vec<bool>,
     requests: usize,
-    flights: BTreeMap<u64, Vec<(Line, Vec<u8>)>>,
+    flights: BTreeMap<u64, Vec<(Line, u8, Vec<u8>)>>,
     receiver: Receiver,
     said: Vec<Said>,
     late: bool,
@@ -175,7 +178,7 @@ impl World {
         Self {
             inputs,
             logs,
-            oldest_entry: 0,
+            held: vec![EVERYTHING],
             packets_per_answer: 5,
             answers: vec![true],
             requests: 0,
@@ -219,10 +222,10 @@ impl World {
                         continue;
                     }
                     if !lost {
-                        self.flights.entry(leaves + delay).or_default().push((line, packet.clone()));
+                        self.flights.entry(leaves + delay).or_default().push((line, 0, packet.clone()));
                     }
                     if twice {
-                        self.flights.entry(leaves + 2 * delay + 30).or_default().push((line, packet.clone()));
+                        self.flights.entry(leaves + 2 * delay + 30).or_default().push((line, 0, packet.clone()));
                     }
                 }
             }
@@ -233,12 +236,12 @@ impl World {
     fn run(&mut self) {
         while let Some((at, datagrams)) = self.flights.pop_first() {
             let now = MonoNs(at * 1_000);
-            for (line, mut bytes) in datagrams {
+            for (line, service, mut bytes) in datagrams {
                 // The service hears the same epochs, and answers with the latest.
                 if let Some(epoch) = self.receiver.epoch().filter(|_| line == Line::RECOVERY) {
                     bytes[16..24].copy_from_slice(&epoch.0.to_le_bytes());
                 }
-                let datagram = PublishedDatagram { line, bytes: &bytes, ts_recv: UnixNs(now.0) };
+                let datagram = PublishedDatagram { line, service, bytes: &bytes, ts_recv: UnixNs(now.0) };
                 let said = &mut self.said;
                 let _counted = self.receiver.accept(datagram, now, &mut |output| tell(said, &output));
             }
@@ -260,13 +263,15 @@ impl World {
         self.receiver.finish(&mut |output| tell(said, &output));
     }
 
-    /// The service, standing on the second gateway's log.
+    /// The services, standing on the second gateway's log.
     fn answer(&mut self, at: u64) {
         while let Some(request) = self.receiver.poll_request() {
             let wire = request.to_packet();
             let request = ServiceRequest::parse(wire.as_bytes()).unwrap();
             assert_eq!((request.group, request.channel), (GROUP, CHANNEL));
             let answered = self.answers[self.requests % self.answers.len()];
+            let service = self.requests % self.held.len();
+            let Range { start, end } = self.held[service].clone();
             self.requests += 1;
             assert!(self.requests < 20_000, "a flood of requests");
             if !answered {
@@ -279,7 +284,7 @@ impl World {
             match request.kind {
                 RequestKind::Range => {
                     let log = &self.logs[session.restart as usize][1];
-                    let log = log.get(self.oldest_entry..).unwrap_or_default();
+                    let log = log.get(start..end.min(log.len())).unwrap_or_default();
                     let wanted = log.iter().filter(|entry| {
                         request.first < request.next
                             && entry.first < request.next.0
@@ -309,7 +314,7 @@ impl World {
                 }
             }
             for (index, bytes) in out.into_iter().enumerate() {
-                self.flights.entry(at + 300 + index as u64).or_default().push((Line::RECOVERY, bytes));
+                self.flights.entry(at + 300 + index as u64).or_default().push((Line::RECOVERY, service as u8, bytes));
             }
         }
     }
@@ -330,7 +335,9 @@ impl World {
                     if let Some(current) = current {
                         self.all_told(current, told)?;
                     }
-                    (current, is_ended, told) = (Some(*number), false, 0);
+                    // Only who has followed none before may begin anywhere.
+                    (is_ended, told) = (false, u64::from(current.is_some()));
+                    current = Some(*number);
                     continue;
                 }
                 Said::End if is_ended => return Err("two ends".to_owned()),
@@ -380,6 +387,9 @@ impl World {
 
 const DEFINITIONS: u64 = 3;
 
+/// Of a log.
+const EVERYTHING: Range<usize> = 0..usize::MAX;
+
 fn tell(said: &mut Vec<Said>, output: &Output<'_>) {
     assert_eq!(output.channel, CHANNEL);
     let restart = output.session.restart;
@@ -400,7 +410,12 @@ fn tell(said: &mut Vec<Said>, output: &Output<'_>) {
 }
 
 fn service() -> ServiceConfig {
-    ServiceConfig { request_timeout_ns: 5_000_000, attempts_max: 6, messages_per_request_max: 40 }
+    ServiceConfig {
+        request_timeout_ns: 5_000_000,
+        attempts_max: 6,
+        messages_per_request_max: 40,
+        ..ServiceConfig::default()
+    }
 }
 
 fn config(service: Option<ServiceConfig>) -> ReceiverConfig {
@@ -492,7 +507,7 @@ proptest! {
         let log = &world.logs[0][1];
         let begins = |index: &usize| log.get(*index).is_none_or(|entry| *index == 0 || log[index - 1].next == entry.first && log[index - 1].first < entry.first);
         let oldest_entry = (oldest_entry..).find(begins).unwrap();
-        world.oldest_entry = oldest_entry;
+        world.held = vec![Range { start: oldest_entry, ..EVERYTHING }];
         world.publish(&lines, usize::MAX, heard_from);
         world.run();
         world.late = !world.said.iter().any(|said| matches!(said, Said::Message(..) | Said::Gap(..)));
@@ -522,12 +537,12 @@ proptest! {
         let mut packets: Vec<_> = world.flights.values().flatten().cloned().collect();
         for (packet, byte, value) in damage {
             let index = packet % packets.len();
-            let bytes = &mut packets[index].1;
+            let bytes = &mut packets[index].2;
             let byte = byte % bytes.len();
             bytes[byte] = value;
         }
-        for (at, (line, bytes)) in (0..).zip(packets) {
-            let datagram = PublishedDatagram { line, bytes: &bytes, ts_recv: UnixNs(at) };
+        for (at, (line, _, bytes)) in (0..).zip(packets) {
+            let datagram = PublishedDatagram { line, service: 0, bytes: &bytes, ts_recv: UnixNs(at) };
             let now = MonoNs(at * 1_000_000);
             let _counted = world.receiver.accept(datagram, now, &mut |_| {});
             world.receiver.on_deadline(now, &mut |_| {});
@@ -568,7 +583,7 @@ fn a_gateway_that_no_longer_leads_is_not_heard() {
     let mut accept = |epoch, sequence: u64| {
         let body = frame(sequence, FrameKind::Message, WHOLE, &records(sequence, 1));
         let bytes = datagram(PacketFlags::default(), session(0), epoch, (sequence, sequence + 1), &body);
-        let datagram = PublishedDatagram { line: Line::A, bytes: &bytes, ts_recv: UnixNs(0) };
+        let datagram = PublishedDatagram { line: Line::A, service: 0, bytes: &bytes, ts_recv: UnixNs(0) };
         world.receiver.accept(datagram, MonoNs(0), &mut |_| {})
     };
     assert_eq!(accept(Epoch::new(5, 1), 1), Ok(()));
@@ -586,7 +601,7 @@ fn what_a_new_leader_says_again_counts_like_what_is_said_first() {
     let mut accept = |flags, epoch, sequence: u64| {
         let body = frame(sequence, FrameKind::Message, WHOLE, &records(sequence, 1));
         let bytes = datagram(flags, session(0), epoch, (sequence, sequence + 1), &body);
-        let datagram = PublishedDatagram { line: Line::A, bytes: &bytes, ts_recv: UnixNs(0) };
+        let datagram = PublishedDatagram { line: Line::A, service: 0, bytes: &bytes, ts_recv: UnixNs(0) };
         let said = &mut world.said;
         world.receiver.accept(datagram, MonoNs(0), &mut |output| tell(said, &output))
     };
@@ -603,7 +618,7 @@ fn what_a_new_leader_says_again_counts_like_what_is_said_first() {
 fn what_is_not_for_us_is_refused_by_name() {
     let mut world = World::new(vec![Vec::new()], [&[1], &[1]], config(None));
     let mut accept = |line, bytes: &[u8]| {
-        world.receiver.accept(PublishedDatagram { line, bytes, ts_recv: UnixNs(0) }, MonoNs(0), &mut |_| {})
+        world.receiver.accept(PublishedDatagram { line, service: 0, bytes, ts_recv: UnixNs(0) }, MonoNs(0), &mut |_| {})
     };
     let sound = datagram(PacketFlags::HEARTBEAT, session(1), Epoch::new(1, 1), (5, 5), &[]);
     let with = |index: usize, value: u8| {
@@ -634,6 +649,89 @@ fn a_new_session_waits_until_the_old_one_is_at_its_end() {
     let place = |said: Said| world.said.iter().position(|known| *known == said);
     assert!(place(Said::Message(0, 10)).unwrap() < place(Said::Session(1)).unwrap(), "{:?}", world.said);
     assert_eq!(world.check().unwrap().len(), 0);
+}
+
+/// Ten messages each, the second gateway's log with one in each entry; nothing heard of the first session's messages from
+/// `heard` on, nor of its end.
+fn broken_off(heard: usize, service: ServiceConfig) -> World {
+    let sessions = vec![vec![Input::Records(1); 10], vec![Input::Records(1); 10]];
+    let mut world = World::new(sessions, [&[1], &[1]], config(Some(service)));
+    let mut fates = vec![KIND; 14];
+    fates[heard..].fill((true, false, 0));
+    world.publish(&[fates], usize::MAX, 0);
+    let last_heartbeat = *world.flights.range(..400_000).next_back().unwrap().0;
+    world.flights.remove(&last_heartbeat);
+    world
+}
+
+#[test]
+fn what_one_services_log_lacks_comes_from_another() {
+    let service = ServiceConfig { services: 2, ..service() };
+    for held in [[0..4, 0..10], [6..10, 0..10], [0..5, 5..10], [0..0, 0..10]] {
+        for turned in [held.clone(), [held[1].clone(), held[0].clone()]] {
+            let mut world = broken_off(2, service);
+            world.held = turned.to_vec();
+            world.run();
+            assert_eq!(world.check().unwrap().len(), 0, "{held:?}: {:?}", world.said);
+        }
+    }
+    // Nobody has the third and the fourth: no need to ask for them often. Of the second session the first two were heard, but
+    // passed over for the first one's end.
+    let mut world = broken_off(2, ServiceConfig { attempts_max: 1_000, ..service });
+    world.held = vec![4..10, 5..10];
+    world.run();
+    assert_eq!(world.check().unwrap(), BTreeSet::from([(0, 3), (0, 4), (1, 1), (1, 2), (1, 3), (1, 4)]));
+}
+
+#[test]
+fn a_service_that_is_silent_is_left_out_where_another_one_answers() {
+    let service = ServiceConfig { services: 2, attempts_max: 1_000, rounds_max: 2, ..service() };
+    for silent in 0..2 {
+        let mut world = broken_off(8, service);
+        world.held = vec![0..10, 0..10];
+        world.answers = vec![silent != 0, silent != 1];
+        world.run();
+        assert_eq!(world.check().unwrap().len(), 0, "{:?}", world.said);
+        assert!(world.requests < 40, "{} requests", world.requests);
+    }
+}
+
+#[test]
+fn a_session_whose_start_is_still_asked_for_is_told_before_a_newer_one() {
+    // The second session is heard from its third message on, and the third one while it is asked where that one begins.
+    let sessions = vec![vec![Input::Records(1); 10]; 3];
+    let message = |number: u32, sequence: u64| {
+        let body = frame(sequence, FrameKind::Message, WHOLE, &records(sequence, 1));
+        datagram(PacketFlags::default(), session(number), Epoch::new(9, 1), (sequence, sequence + 1), &body)
+    };
+    let heard = [(0, message(0, 1)), (1, message(0, 2)), (40_000, message(1, 3)), (40_001, message(2, 1))];
+    let mut world = World::new(sessions, [&[1], &[1]], config(Some(service())));
+    world.flights = heard.into_iter().map(|(at, bytes)| (at, vec![(Line::A, 0, bytes)])).collect();
+    world.flights.insert(90_000, vec![(Line::A, 0, message(2, 10))]);
+    world.run();
+    let told = world.said.iter().filter(|said| matches!(said, Said::Message(1, _))).count();
+    assert_eq!((told, world.check().unwrap().len()), (10, 0), "{:?}", world.said);
+
+    // Nobody answers: what was heard of it is lost, and told so.
+    let sessions = vec![vec![Input::Records(1); 10]; 3];
+    let mut world = World::new(sessions, [&[1], &[1]], config(Some(service())));
+    world.answers = vec![false];
+    let heard = [(0, message(1, 3)), (1, message(1, 4)), (2, message(2, 1)), (400_000, message(2, 2))];
+    world.flights = heard.into_iter().map(|(at, bytes)| (at, vec![(Line::A, 0, bytes)])).collect();
+    world.run();
+    assert_eq!(world.said[..2], [Said::Session(1), Said::Lost(3, 5)], "{:?}", world.said);
+}
+
+#[test]
+fn a_numbering_that_begins_again_begins_with_its_first_message() {
+    // Its first three packets are lost, and there is nobody to ask.
+    let sessions = vec![vec![Input::Records(1); 10], vec![Input::Records(1); 10]];
+    let mut world = World::new(sessions, [&[1], &[1]], config(None));
+    world.publish(&[vec![KIND]], usize::MAX, 0);
+    let second = *world.flights.range(500_000..).next().unwrap().0;
+    world.flights.retain(|at, _| !(second..second + 300).contains(at));
+    world.run();
+    assert_eq!(world.check().unwrap(), BTreeSet::from([(1, 1), (1, 2), (1, 3)]));
 }
 
 #[test]
