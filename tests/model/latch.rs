@@ -7,16 +7,17 @@
 //! connection and while the request may still take effect. A session ends that the store has not heard of for long
 //! enough, and its gateway is told at any time after, or never. A process restarts in a new session, its death told twice,
 //! once or not; a gateway hands over, closes, or its threads get stuck; a packet that passed the fence arrives late.
+//! A gateway in line falls silent, until anything comes to it; else its touches come when they are due, and are answered at once.
 //! Clocks run at different rates. What may not happen: one may send while a send of another may be under way, an epoch is
 //! not above all before, a receiver takes content of an old epoch after a new one, a session has two places, a leader
 //! gives up as lost what is its own.
 //!
-//! Assumed ([`Word::Early`]): a session lasts three quarters of T at least from whatever any node of the store last heard.
-//! In truth the one that ends sessions learns of it half a tick later, so that after a silence of nearly T a session may
-//! end although an epoch has just been taken in it: no forwarded request extends it at once. A control shows that.
+//! The node of the store that ends sessions learns what another one has heard half a tick later, T/4 at most; so after a
+//! silence of nearly T a session may end although an epoch has just been taken in it: no forwarded request extends it at once.
 //!
-//! The space is bounded by time, by the number of faults and by that of states. Each safeguard switched off must be found,
-//! but for the check of the epoch's version, which the check of the place makes good in all that is searched here.
+//! The space is bounded by time, by the number of faults and by that of states. Each safeguard switched off must be found, but
+//! for what the store checks when an epoch is taken (the place, the epoch's version) and for word of a session's end: in all
+//! that is searched here, that word of a session has come in time makes these good.
 //! All switches are the store's, its client's or the gateway's around the core: the core itself is the product's.
 
 mod searches;
@@ -42,7 +43,7 @@ use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use mdgw_tests::captures::say;
 use stateright::{Checker as _, HasDiscoveries, Model, Property};
 
-use self::store::{Gone, Session, SessionId, Store, T, Word, id_of, member};
+use self::store::{Gone, Session, SessionId, Store, T, id_of, member};
 
 /// What is searched.
 #[derive(Clone, Debug)]
@@ -58,7 +59,8 @@ struct Search {
     version_check: bool,
     /// What a session asks is done in the order in which it was asked.
     in_order: bool,
-    word: Word,
+    /// How late word of a session may come where sessions are ended.
+    word_after: u64,
     /// A client whose session has ended makes another with a place of its own, and tells nobody.
     remakes: bool,
     /// The fence's deadline counts from when a renewal was sent, not from its answer.
@@ -92,6 +94,8 @@ struct Budget {
     breaks: u8,
     /// Ended sessions.
     ends: u8,
+    /// Gateways in line that fall silent.
+    silences: u8,
     restarts: u8,
     hand_overs: u8,
     closes: u8,
@@ -108,14 +112,24 @@ const FULL: Search = Search {
     place_check: true,
     version_check: true,
     in_order: true,
-    word: Word::Early,
+    word_after: T / 4,
     remakes: false,
     counts_from_sending: true,
     waits_for_sends: true,
     receivers_fence: true,
     epochs_heard: false,
     rates: [99, 101, 101],
-    budget: Budget { late: 0, breaks: 0, ends: 0, restarts: 0, hand_overs: 0, closes: 0, stuck: 0, packets: 0 },
+    budget: Budget {
+        late: 0,
+        breaks: 0,
+        ends: 0,
+        silences: 0,
+        restarts: 0,
+        hand_overs: 0,
+        closes: 0,
+        stuck: 0,
+        packets: 0,
+    },
     start: Start::Warm,
     horizon: WARM + 2 * T,
 };
@@ -158,6 +172,7 @@ struct Node {
     /// Until when a send of the opening that ended may be under way.
     sends_end: MonoNs,
     drains: bool,
+    is_silent: bool,
 }
 
 /// A message under way.
@@ -201,6 +216,7 @@ enum Action {
     Arrive(usize),
     Break(usize),
     End(usize),
+    Silence(usize),
     Restart(usize),
     HandOver(usize),
     Close(usize),
@@ -216,6 +232,10 @@ impl Search {
         MonoNs(1_000 * (node as u64 + 1) + now * self.rates[node] / 100)
     }
 
+    fn true_time(&self, node: usize, at: MonoNs) -> u64 {
+        (at.0.saturating_sub(1_000 * (node as u64 + 1)) * 100).div_ceil(self.rates[node])
+    }
+
     fn latch(&self, node: usize, incarnation: u64, own_epoch: Epoch) -> SessionLatch {
         SessionLatch::new(SessionLatchConfig {
             member: member(node, incarnation),
@@ -228,6 +248,7 @@ impl Search {
 
     fn step(&self, state: &mut State, node: usize, input: Input<SessionEvent>) {
         let at = self.clock(node, state.now);
+        state.nodes[node].is_silent = false;
         for output in state.nodes[node].core.step(at, input) {
             self.carry_out(state, node, output);
         }
@@ -276,7 +297,11 @@ impl Search {
         let id = (node, session);
         let is_of_place =
             matches!(request, SessionRequest::Renew(_) | SessionRequest::TakeEpoch { .. } | SessionRequest::Leave(_));
-        if is_of_place && place.is_none() {
+        if let SessionRequest::Touch(ticket) = request {
+            if state.store.hears(id, state.now, self.word_after) {
+                self.step(state, node, Input::Backend(SessionEvent::Answer(ticket, SessionAnswer::Done)));
+            }
+        } else if is_of_place && place.is_none() {
             state.tell(id, SessionEvent::Answer(ticket_of(&request), SessionAnswer::Gone));
         } else {
             state.fly(Load::Request { from: id, asked: Asked { place, request }, is_awaited: true });
@@ -290,7 +315,7 @@ impl Search {
             state.network.retain(|flying| !flying.what.is_before(from, request));
         }
         let store = &mut state.store;
-        let is_alive = store.hears(from, state.now, self.word);
+        let is_alive = store.hears(from, state.now, self.word_after);
         let stands = is_alive && place.is_some_and(|place| store.stands(place));
         let takes_unchecked = !self.place_check && matches!(request, SessionRequest::TakeEpoch { .. });
         if !is_alive && !takes_unchecked {
@@ -310,6 +335,7 @@ impl Search {
                 state.knows_place(from, own);
                 answer
             }
+            SessionRequest::Touch(_) => unreachable!("answered at once"),
             SessionRequest::Renew(_) => done(stands),
             SessionRequest::TakeEpoch { .. } if self.place_check && !stands => SessionAnswer::Gone,
             SessionRequest::TakeEpoch { expected, .. } if self.version_check && *expected != store.version => {
@@ -353,7 +379,8 @@ impl Search {
         // Of an earlier session nothing comes any more.
         state.network.retain(|flying| !matches!(flying.what, Load::Event { to, .. } if to.0 == node));
         state.store.begin_session(id, incarnation, state.now);
-        state.tell(id, SessionEvent::Began { timeout_ns: self.told_ns });
+        let asked = self.clock(node, state.now);
+        state.tell(id, SessionEvent::Began { timeout_ns: self.told_ns, asked });
     }
 
     /// What was asked may have been done or not, now or later.
@@ -395,7 +422,7 @@ impl Search {
             state.remove(place, Gone::Ended);
         }
         if self.remakes && state.is_current(id) {
-            state.store.hears(id, state.now, self.word);
+            state.store.hears(id, state.now, self.word_after);
             state.join(id);
         } else {
             state.tell(id, SessionEvent::Link(Link::Ended));
@@ -448,22 +475,43 @@ impl Search {
         }
     }
 
-    /// The next moment at which anything can change.
+    /// The next moment at which anything can change but for touches.
     fn next_moment(&self, state: &State) -> Option<u64> {
         let of_nodes = state.nodes.iter().enumerate().flat_map(|(index, node)| {
             let fence = node.fence.map(|(_, deadline)| deadline);
-            let true_time =
-                move |at: MonoNs| (at.0.saturating_sub(1_000 * (index as u64 + 1)) * 100).div_ceil(self.rates[index]);
-            let times = [node.core.next_deadline(), fence, Some(self.sends_end(node))];
-            times.into_iter().flatten().map(true_time)
+            let asks = node.core.next_deadline().filter(|_| self.touch_at(state, index).is_none());
+            let times = [asks, fence, Some(self.sends_end(node))];
+            times.into_iter().flatten().map(move |at| self.true_time(index, at))
         });
         let sessions = state.store.sessions.iter().filter(|_| state.left.ends > 0);
-        let ends = sessions.map(|session| session.may_end(state.now, self.word));
+        let ends = sessions.map(|session| session.may_end(state.now, self.word_after));
         of_nodes.chain(ends).filter(|at| *at > state.now && *at <= self.horizon).min()
     }
 
     fn is_due(&self, state: &State, node: usize) -> bool {
         state.nodes[node].core.next_deadline().is_some_and(|at| at <= self.clock(node, state.now))
+    }
+
+    /// When it does nothing but touch next.
+    fn touch_at(&self, state: &State, node: usize) -> Option<u64> {
+        let core = &state.nodes[node].core;
+        let is_touch = |output: &Output<SessionRequest>| matches!(output, Output::Request(SessionRequest::Touch(_)));
+        let at = core.next_deadline().filter(|_| state.nodes[node].fence.is_none())?;
+        let outputs = core.clone().step(at, Input::Time);
+        (!outputs.is_empty() && outputs.iter().all(is_touch)).then(|| self.true_time(node, at))
+    }
+
+    /// Time goes on until then, and whoever isn't silent touches.
+    fn go_on_to(&self, state: &mut State, moment: u64) {
+        let next = |state: &State| {
+            let speaking = (0..self.gateways).filter(|node| !state.nodes[*node].is_silent);
+            speaking.filter_map(|node| Some((self.touch_at(state, node)?, node))).min()
+        };
+        while let Some((at, node)) = next(state).filter(|(at, _)| *at <= moment) {
+            state.now = at.max(state.now);
+            self.step(state, node, Input::Time);
+        }
+        state.now = moment;
     }
 
     fn begun(&self) -> State {
@@ -475,6 +523,7 @@ impl Search {
             fence: None,
             sends_end: MonoNs(0),
             drains: false,
+            is_silent: false,
         };
         let mut state = State {
             now: 0,
@@ -628,13 +677,17 @@ impl Model for Search {
         actions.extend((0..state.packets.len()).map(Action::Receive));
         if left.ends > 0 {
             let may_end = |session: &Session| {
-                session.may_end(state.now, self.word) <= state.now && state.store.place_of(session.id).is_some()
+                session.may_end(state.now, self.word_after) <= state.now && state.store.place_of(session.id).is_some()
             };
             let sessions = state.store.sessions.iter().enumerate();
             actions.extend(sessions.filter(|(_, session)| may_end(session)).map(|(index, _)| Action::End(index)));
         }
         if left.breaks > 0 {
             actions.extend(nodes().map(Action::Break));
+        }
+        if left.silences > 0 {
+            let speaks = |node: &usize| state.nodes[*node].fence.is_none() && !state.nodes[*node].is_silent;
+            actions.extend(nodes().filter(speaks).map(Action::Silence));
         }
         if left.restarts > 0 {
             actions.extend(nodes().map(Action::Restart));
@@ -673,9 +726,13 @@ impl Model for Search {
                 let lost = state.network.iter().filter(|flying| !stays(flying));
                 let lost = lost.filter_map(|flying| flying.what.awaited()).collect();
                 state.network.retain(stays);
-                state.now = self.next_moment(last)?;
+                self.go_on_to(&mut state, self.next_moment(last)?);
                 self.check(&mut state);
                 self.give_up(&mut state, lost);
+            }
+            Action::Silence(node) => {
+                state.left.silences -= 1;
+                state.nodes[node].is_silent = true;
             }
             Action::Time(node) => self.step(&mut state, node, Input::Time),
             Action::Arrive(index) => {
@@ -793,6 +850,7 @@ fn ticket_of(request: &SessionRequest) -> Ticket {
     match request {
         SessionRequest::Join(ticket)
         | SessionRequest::Look(ticket)
+        | SessionRequest::Touch(ticket)
         | SessionRequest::Renew(ticket)
         | SessionRequest::TakeEpoch { ticket, .. }
         | SessionRequest::Leave(ticket)

@@ -8,9 +8,11 @@
 //!      ▲               ▲ deadline passed, outranked  │
 //!      └───────────────┴───────── session or place gone
 //! ```
-//! - The place goes no sooner than one session time-out T after the store last heard of the session. A leader's deadline
-//!   is when its last *answered* request was sent, plus 2/3 T, less the margin: the rest pays for what the store's own
-//!   nodes tell each other late (half a tick, at most T/4) and for clocks.
+//! - The place goes no sooner than one session time-out T after the node of the store that ends sessions last heard of it. A
+//!   leader's deadline is when its last *answered* request was sent, plus 2/3 T, less the margin: the rest pays for what the
+//!   store's own nodes tell each other late (half a tick, at most T/4) and for clocks.
+//! - So a request counts only where word of it can come before the session ends: not after a silence of nearly T. Then another
+//!   one has to be answered that was sent T/4 later. Whoever stands in line asks often enough to be known at any time.
 //! - Whoever led gives up its place no sooner than its sends have ended: when that is known, or the longest send after
 //!   the deadline.
 //! - Only a write renews: it is answered by the store's leader, and only while the place is there.
@@ -29,7 +31,7 @@ use super::{
     peer::PeerState,
     record::{ConfigurationMark, PeerStamp},
     register::{Link, Ticket, Version},
-    timing::LeaseTiming,
+    timing::{LeaseTiming, drift_ns},
 };
 
 /// What a gateway brings into the line.
@@ -54,6 +56,8 @@ pub enum SessionRequest {
     Join(Ticket),
     /// Who stands in line, and the last epoch. From then on, [`SessionEvent::Stirred`] when the one before us goes.
     Look(Ticket),
+    /// Nothing but an answer, that the session be heard of.
+    Touch(Ticket),
     /// Write to our place.
     Renew(Ticket),
     /// Put this epoch in the place of the one of that version, if our place is still there.
@@ -78,6 +82,8 @@ pub enum SessionEvent {
     Began {
         /// T, ns.
         timeout_ns: u64,
+        /// When it was asked for, at the earliest.
+        asked: MonoNs,
     },
     /// How the connection is; [`Link::Ended`]: the session has expired, and what was asked has no answer any more.
     Link(Link),
@@ -128,12 +134,15 @@ pub struct SessionLatch {
     config: SessionLatchConfig,
     /// T of the session, while there is one.
     session_ns: Option<u64>,
+    known: Known,
     connection: ConnectionState,
     has_place: bool,
     /// Whether the line has to be looked at.
     must_look: bool,
     /// Answers that are waited for, with what was asked and when.
     asked: BTreeMap<Ticket, (Asked, MonoNs)>,
+    /// When anything was asked last.
+    asked_at: MonoNs,
     places: Vec<Place>,
     own: Option<usize>,
     /// The last epoch that was taken by anybody, as far as is known.
@@ -159,10 +168,21 @@ pub struct SessionLatch {
 enum Asked {
     Join,
     Look,
+    Touch,
     Renew,
     TakeEpoch(Epoch),
     Leave,
     Remove,
+}
+
+/// What is known of when the node of the store that ends sessions heard of ours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Known {
+    /// The session lasts T from then at least.
+    from: MonoNs,
+    /// After a silence: when the first request was sent that was answered, and when the answer came. Whether word of it came in
+    /// time is known with the answer to another one, sent long enough after.
+    again: Option<(MonoNs, MonoNs)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -194,10 +214,12 @@ impl SessionLatch {
         Self {
             config,
             session_ns: None,
+            known: Known::default(),
             connection: ConnectionState::default(),
             has_place: false,
             must_look: false,
             asked: BTreeMap::new(),
+            asked_at: MonoNs(0),
             places: Vec::new(),
             own: None,
             epoch: Epoch::default(),
@@ -271,9 +293,10 @@ impl SessionLatch {
 
     fn take_event(&mut self, now: MonoNs, event: SessionEvent) {
         match event {
-            SessionEvent::Began { timeout_ns } => {
+            SessionEvent::Began { timeout_ns, asked } => {
                 self.end_session();
                 self.session_ns = Some(timeout_ns);
+                self.known = Known { from: asked, again: None };
                 let is_first = self.connection == ConnectionState::Starting;
                 self.connect(if is_first { ConnectionState::Connected } else { ConnectionState::Reconnected });
             }
@@ -305,6 +328,9 @@ impl SessionLatch {
     }
 
     fn take_answer(&mut self, now: MonoNs, asked: Asked, sent: MonoNs, answer: SessionAnswer) {
+        if matches!(answer, SessionAnswer::Done | SessionAnswer::Line { .. } | SessionAnswer::Refused) {
+            self.is_heard_of(now, sent);
+        }
         match (asked, answer) {
             (Asked::Join, SessionAnswer::Done) => (self.has_place, self.must_look) = (true, true),
             (Asked::Look, SessionAnswer::Line { places, own, epoch, version }) => {
@@ -314,7 +340,7 @@ impl SessionLatch {
                 self.look_at_line(now, version);
             }
             (Asked::Renew, SessionAnswer::Done) => {
-                let deadline = self.deadline(sent);
+                let deadline = self.deadline();
                 if let Some(leading) = self.leading.as_mut().filter(|leading| leading.deadline < deadline) {
                     leading.deadline = deadline;
                     self.outputs.push(Output::Renew { deadline });
@@ -322,7 +348,7 @@ impl SessionLatch {
             }
             (Asked::TakeEpoch(epoch), SessionAnswer::Done) => {
                 self.epoch = epoch;
-                let deadline = self.deadline(sent);
+                let deadline = self.deadline();
                 if now < deadline && epoch > self.heard && self.may_stand() && self.leaving == Leaving::No {
                     self.leading = Some(Leading { epoch, deadline, renew_at: sent.plus(self.config.timing.renew_ns) });
                     self.outputs.push(Output::Open { epoch, deadline });
@@ -339,7 +365,7 @@ impl SessionLatch {
                 self.must_look = true;
             }
             // A renewal of unknown outcome moves nothing; for all else the line says what came of it.
-            (Asked::Renew, _) => {}
+            (Asked::Renew | Asked::Touch, _) => {}
             (_, SessionAnswer::Refused | SessionAnswer::Unknown(_)) => {
                 self.rest_until = now.plus(self.config.timing.renew_ns);
                 self.must_look = true;
@@ -358,6 +384,14 @@ impl SessionLatch {
             return self.hand_over(own, target);
         }
         if own > 0 || self.leading.is_some() || !self.may_stand() || self.leaving != Leaving::No {
+            return;
+        }
+        if self.deadline() <= now
+            && let Some((_, answered)) = self.known.again
+            && now < answered.plus(self.word_ns())
+        {
+            self.rest_until = answered.plus(self.word_ns());
+            self.must_look = true;
             return;
         }
         let known = [self.epoch, self.heard, self.config.own_epoch];
@@ -429,13 +463,43 @@ impl SessionLatch {
             } else if !waits_for(Asked::Look) {
                 self.ask(now, Asked::Join, SessionRequest::Join);
             }
+        } else if self.touch_at().is_some_and(|at| at <= now) {
+            self.ask(now, Asked::Touch, SessionRequest::Touch);
         }
+    }
+
+    /// When whoever stands in line and has nothing to ask for asks nevertheless: often enough that an answer comes before the one
+    /// before counts no more, also where that was the first one after a silence.
+    fn touch_at(&self) -> Option<MonoNs> {
+        let is_idle = self.has_place && self.leading.is_none() && self.asked.is_empty() && !self.wants_something();
+        self.session_ns.filter(|_| is_idle).map(|session_ns| self.asked_at.plus(session_ns / 5).max(self.rest_until))
+    }
+
+    /// A request that was sent then has been answered.
+    fn is_heard_of(&mut self, now: MonoNs, sent: MonoNs) {
+        if let Some((first, answered)) = self.known.again
+            && answered.plus(self.word_ns()) <= sent
+        {
+            self.known = Known { from: first, again: None };
+        }
+        if now < self.deadline() {
+            self.known = Known { from: self.known.from.max(sent), again: None };
+        } else {
+            self.known.again.get_or_insert((sent, now));
+        }
+    }
+
+    /// How long word of a session may be under way between the store's nodes.
+    fn word_ns(&self) -> u64 {
+        let word_ns = self.session_ns.unwrap_or(0) / 4;
+        word_ns.saturating_add(2 * drift_ns(word_ns, self.config.timing.rate_error_ppm))
     }
 
     fn ask(&mut self, now: MonoNs, asked: Asked, request: impl FnOnce(Ticket) -> SessionRequest) {
         self.tickets += 1;
         let ticket = Ticket(self.tickets);
         self.asked.insert(ticket, (asked, now));
+        self.asked_at = now;
         self.outputs.push(Output::Request(request(ticket)));
     }
 
@@ -500,9 +564,9 @@ impl SessionLatch {
         }
     }
 
-    /// Until when a leader may send whose last answered write was sent at `sent`.
-    fn deadline(&self, sent: MonoNs) -> MonoNs {
-        sent.plus(self.config.timing.session_span_ns(self.session_ns.unwrap_or(0)))
+    /// Until when a leader may send, and word of a request comes in time.
+    fn deadline(&self) -> MonoNs {
+        self.known.from.plus(self.config.timing.session_span_ns(self.session_ns.unwrap_or(0)))
     }
 }
 
@@ -524,7 +588,8 @@ impl Core for SessionLatch {
             Some(Leading { deadline, .. }) => Some(*deadline),
             None => {
                 let sends_end = if self.leaves() { self.sends_end } else { MonoNs(0) };
-                (self.asked.is_empty() && self.wants_something()).then_some(self.rest_until.max(sends_end))
+                let wanted = self.asked.is_empty() && self.wants_something();
+                wanted.then_some(self.rest_until.max(sends_end)).or_else(|| self.touch_at())
             }
         }
     }

@@ -46,15 +46,6 @@ pub(super) enum Gone {
     Left,
 }
 
-/// What one node of the store has heard, the one that ends sessions learns up to T/4 later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Word {
-    /// The session lasts so much shorter.
-    Early,
-    /// It may end before that is learned.
-    Late,
-}
-
 /// What the store keeps a session for.
 pub(super) const T: u64 = 150;
 
@@ -68,12 +59,9 @@ impl Store {
     }
 
     /// Whether that session is still there; if so, it has been heard of.
-    pub(super) fn hears(&mut self, id: SessionId, now: u64, word: Word) -> bool {
+    pub(super) fn hears(&mut self, id: SessionId, now: u64, word_after: u64) -> bool {
         let Some(session) = self.session(id) else { return false };
-        let before_known = match word {
-            Word::Early => session.heard.len(),
-            Word::Late => session.known(now),
-        };
+        let before_known = session.known(now, word_after);
         session.heard.drain(..before_known);
         session.heard.push(now);
         session.heard.dedup();
@@ -137,21 +125,15 @@ impl Store {
 
 impl Session {
     /// Which of the times is known for sure where sessions are ended.
-    fn known(&self, now: u64) -> usize {
-        self.heard.iter().rposition(|heard| heard + WORD_AFTER <= now).unwrap_or(0)
+    fn known(&self, now: u64, word_after: u64) -> usize {
+        self.heard.iter().rposition(|heard| heard + word_after <= now).unwrap_or(0)
     }
 
     /// From when on it may end, by a clock that is fast by a hundredth.
-    pub(super) fn may_end(&self, now: u64, word: Word) -> u64 {
-        match word {
-            Word::Early => self.heard.last().map_or(0, |heard| heard + (T - WORD_AFTER) * 100 / 101),
-            Word::Late => self.heard[self.known(now)] + T * 100 / 101,
-        }
+    pub(super) fn may_end(&self, now: u64, word_after: u64) -> u64 {
+        self.heard[self.known(now, word_after)] + T * 100 / 101
     }
 }
-
-/// How late word of a session may be.
-const WORD_AFTER: u64 = T / 4;
 
 pub(super) fn id_of(node: usize) -> NodeId {
     NodeId(u8::try_from(node + 1).expect("few gateways"))

@@ -24,7 +24,7 @@ impl Tried {
         });
         let mut tried = Self { latch, now_ms: 1_000, outputs: Vec::new() };
         tried.tell(Input::Standing(Standing::Stands));
-        tried.event(SessionEvent::Began { timeout_ns: T_MS * MS });
+        tried.begin(T_MS);
         tried
     }
 
@@ -39,6 +39,12 @@ impl Tried {
 
     fn tell(&mut self, input: Input<SessionEvent>) {
         self.outputs = self.latch.step(MonoNs(self.now_ms * MS), input);
+    }
+
+    /// A session that was asked for just now.
+    fn begin(&mut self, timeout_ms: u64) {
+        let asked = MonoNs(self.now_ms * MS);
+        self.event(SessionEvent::Began { timeout_ns: timeout_ms * MS, asked });
     }
 
     fn event(&mut self, event: SessionEvent) {
@@ -110,8 +116,14 @@ fn who_is_not_first_waits_until_the_one_before_goes() {
     tried.answer(SessionAnswer::Done);
     tried.line(&[2, 1], 9);
     assert_eq!(tried.outputs, []);
-    tried.at(60_000);
-    assert_eq!(tried.outputs, [], "however long it takes");
+    // Its session is heard of meanwhile, however long it takes.
+    for now_ms in (1_120..60_000).step_by(120) {
+        assert_eq!(tried.latch.next_deadline(), Some(MonoNs(now_ms * MS)));
+        tried.at(now_ms);
+        assert!(tried.asks(SessionRequest::Touch));
+        assert_eq!(tried.outputs.len(), 1);
+        tried.answer(SessionAnswer::Done);
+    }
     tried.event(SessionEvent::Stirred);
     assert!(tried.asks(SessionRequest::Look));
     tried.line(&[1], 9);
@@ -134,10 +146,37 @@ fn only_an_answered_renewal_moves_the_deadline_and_from_when_it_was_sent() {
     assert_eq!(tried.deadline_ms(), Some(1_400));
     tried.at(1_400);
     assert!(tried.outputs.contains(&Output::Close { epoch, reason: CloseReason::Expired }));
-    // Still first, but the opening that follows is another one.
+    // Still first, but the opening that follows is another one: the store has not heard of the session for so long that it may
+    // end before word of this comes.
+    tried.line(&[1, 2], 10);
+    assert_eq!(tried.outputs, []);
+    assert_eq!(tried.latch.next_deadline(), Some(MonoNs(1_550_060_000)));
+    tried.at(1_551);
+    assert!(tried.asks(SessionRequest::Look));
     tried.line(&[1, 2], 10);
     let epoch = Epoch::new(11, 1);
     assert!(tried.asks(|ticket| SessionRequest::TakeEpoch { ticket, expected: Version(3), epoch }));
+}
+
+#[test]
+fn a_session_that_was_silent_opens_nothing_before_word_of_it_has_come() {
+    let mut tried = Tried::begun();
+    tried.answer(SessionAnswer::Done);
+    tried.line(&[2, 1], 9);
+    // Nothing for nearly T; then the one before is gone.
+    tried.now_ms += 580;
+    tried.event(SessionEvent::Stirred);
+    tried.line(&[1], 9);
+    assert_eq!(tried.outputs, [], "the epoch is not even asked for");
+    tried.at(1_729);
+    assert_eq!(tried.outputs, []);
+    // The answer to the first question after that counts from when it was asked; then the epoch's from its own.
+    tried.at(1_731);
+    assert!(tried.asks(SessionRequest::Look));
+    tried.line(&[1], 9);
+    tried.now_ms += 5;
+    tried.answer(SessionAnswer::Done);
+    assert_eq!(tried.deadline_ms(), Some(1_731 + 380));
 }
 
 #[test]
@@ -159,7 +198,7 @@ fn nothing_of_a_session_outlives_it() {
     tried.event(SessionEvent::Link(Link::Ended));
     assert!(tried.outputs.contains(&Output::Close { epoch, reason: CloseReason::Lost }));
     assert!(tried.outputs.contains(&Output::Connection(ConnectionState::Lost)));
-    tried.event(SessionEvent::Began { timeout_ns: T_MS * MS });
+    tried.begin(T_MS);
     assert!(tried.asks(SessionRequest::Join));
     tried.event(SessionEvent::Answer(renewal, SessionAnswer::Done));
     assert_eq!((tried.deadline_ms(), tried.latch.view().role), (None, Role::Bystander));
@@ -255,7 +294,7 @@ fn a_dead_ones_place_that_is_gone_already_costs_nobody_the_own_one() {
 #[test]
 fn a_session_too_short_for_three_renewals_stands_nowhere() {
     let mut tried = Tried::begun();
-    tried.event(SessionEvent::Began { timeout_ns: 110 * MS });
+    tried.begin(110);
     assert_eq!(tried.outputs.iter().filter(|output| matches!(output, Output::Request(_))).count(), 0);
     assert!(matches!(tried.latch.view().obstacle, Some(Obstacle::SessionShort { .. })));
 }

@@ -12,7 +12,10 @@
 
 use std::{cell::RefCell, future::Future, rc::Rc, thread::JoinHandle, time::Duration};
 
-use mdgw_feeds::identity::{Epoch, GroupId};
+use mdgw_feeds::{
+    identity::{Epoch, GroupId},
+    time::MonoNs,
+};
 use tokio::{
     select,
     sync::mpsc,
@@ -31,7 +34,7 @@ use crate::{
         register::{Link, Ticket, Version},
         session_latch::{Place, SessionAnswer, SessionEvent, SessionRequest},
     },
-    sys::scheduler::spawn_prompt,
+    sys::{clock::mono_now, scheduler::spawn_prompt},
 };
 
 /// One gateway's session for one group.
@@ -123,7 +126,7 @@ impl Keeper {
         loop {
             select! {
                 connected = timeout(CONNECT_TIMEOUT, self.connect()) => match connected.unwrap_or(Err(Error::Timeout)) {
-                    Ok(client) => if self.serve(client, &mut orders).await.is_break() { return },
+                    Ok((client, asked)) => if self.serve(client, asked, &mut orders).await.is_break() { return },
                     Err(error) => {
                         if told != error.to_string() {
                             told = error.to_string();
@@ -138,7 +141,9 @@ impl Keeper {
         }
     }
 
-    async fn connect(&self) -> Result<Client, Error> {
+    /// A session with all that it needs, and when it was asked for.
+    async fn connect(&self) -> Result<(Client, MonoNs), Error> {
+        let asked = mono_now();
         let mut connector = Client::connector().with_session_timeout(self.session);
         if let Some(login) = &self.login {
             connector = connector.with_auth("digest", login.as_bytes());
@@ -149,7 +154,7 @@ impl Keeper {
             client.mkdir(folder, &options).await?;
         }
         match client.create(&self.epoch, b"0", &options).await {
-            Ok(_) | Err(Error::NodeExists) => Ok(client),
+            Ok(_) | Err(Error::NodeExists) => Ok((client, asked)),
             Err(error) => Err(error),
         }
     }
@@ -159,10 +164,10 @@ impl Keeper {
     }
 
     /// Until the session ends; breaks when nobody asks any more.
-    async fn serve(self: &Rc<Self>, client: Client, orders: &mut Orders) -> std::ops::ControlFlow<()> {
+    async fn serve(self: &Rc<Self>, client: Client, asked: MonoNs, orders: &mut Orders) -> std::ops::ControlFlow<()> {
         let mut states = client.state_watcher();
         let timeout_ns = u64::try_from(client.session_timeout().as_nanos()).unwrap_or(u64::MAX);
-        self.tell(SessionEvent::Began { timeout_ns });
+        self.tell(SessionEvent::Began { timeout_ns, asked });
         let session = Rc::new(Session { client, place: RefCell::default(), watch: RefCell::default() });
         let mut requests = JoinSet::new();
         loop {
@@ -200,6 +205,7 @@ impl Keeper {
         let (ticket, answer) = match request {
             SessionRequest::Join(ticket) => (ticket, self.limited(self.join(&session)).await),
             SessionRequest::Look(ticket) => (ticket, self.limited(self.look(&session)).await),
+            SessionRequest::Touch(ticket) => (ticket, self.limited(self.touch(&session)).await),
             SessionRequest::Renew(ticket) => (ticket, self.limited(self.renew(&session)).await),
             SessionRequest::TakeEpoch { ticket, expected, epoch } => {
                 (ticket, self.limited(self.take_epoch(&session, expected, epoch)).await)
@@ -281,6 +287,11 @@ impl Keeper {
             earlier.abort();
         }
         Ok(true)
+    }
+
+    /// Through the ensemble's leader, without a write.
+    async fn touch(&self, session: &Session) -> Result<SessionAnswer, Error> {
+        session.client.sync(&self.line).await.map(|()| SessionAnswer::Done)
     }
 
     async fn renew(&self, session: &Session) -> Result<SessionAnswer, Error> {
