@@ -59,6 +59,9 @@ pub struct ArbiterConfig {
     pub gap_timeout_ns: u64,
     /// Retransmission, where there is a server; without it a gap that timed out is declared.
     pub recovery: Option<RecoveryConfig>,
+    /// Limits of recovery until all has come that lies before what is heard first, where somebody has that; so long, no packet
+    /// is held at the cost of a gap either.
+    pub catch_up: Option<RecoveryConfig>,
     /// What gives way when the window is full.
     pub when_full: WhenFull,
     /// Farthest a packet may begin beyond what is expected without being confirmed. See [`Arbiter::accept`].
@@ -92,6 +95,7 @@ impl Default for ArbiterConfig {
             // Lines of one venue differ by microseconds on the same site, by a few milliseconds between sites.
             gap_timeout_ns: 5_000_000,
             recovery: None,
+            catch_up: None,
             when_full: WhenFull::DeclareGap,
             // A second of a busy feed. Beyond it two packets more are waited for, which is soon; a forged number that is
             // believed costs the channel all messages up to it.
@@ -178,12 +182,22 @@ pub struct Arbiter {
     window: Window,
     declared: DeclaredGaps,
     recovery: Option<Recovery>,
+    /// While catching up: what holds afterwards.
+    catching_up: Option<CatchingUp>,
     /// When the gap after everything held (known from an announcement) was found or last shrank.
     tail_since: MonoNs,
     /// Whether [`Self::watch`] has been called: without it, no alarm of a line is ever due.
     is_watching: bool,
     drops: DropCounts,
     statistics: ArbiterStatistics,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct CatchingUp {
+    /// All before it is to come: what was heard first, or refused last.
+    until: Sequence,
+    recovery: Option<RecoveryConfig>,
+    when_full: WhenFull,
 }
 
 /// Figures of the channel as a whole.
@@ -212,14 +226,26 @@ pub const SEQUENCE_END: Sequence = Sequence(1 << 63);
 /// How many packets of one line, in a row and each continuing the one before, make an incredible place credible.
 pub const JUMP_CONFIRMATIONS: u8 = 3;
 
+/// The first gap is what lies before that.
+fn begin_to_catch_up(catching_up: &mut Option<CatchingUp>, heard: Sequence) {
+    if let Some(catching_up) = catching_up.as_mut().filter(|catching_up| catching_up.until == Sequence(0)) {
+        catching_up.until = heard;
+    }
+}
+
 impl Arbiter {
     /// With all its memory allocated.
     ///
     /// # Panics
     /// When [`ArbiterConfig::check`] refuses the configuration.
     #[must_use]
-    pub fn new(config: ArbiterConfig) -> Self {
+    pub fn new(mut config: ArbiterConfig) -> Self {
         assert_eq!(config.check(), Ok(()), "arbiter configuration");
+        let catching_up = config.catch_up.map(|limits| CatchingUp {
+            until: Sequence(0),
+            recovery: config.recovery.replace(limits),
+            when_full: core::mem::replace(&mut config.when_full, WhenFull::RefusePacket),
+        });
         Self {
             expected: NONE,
             frontier: NONE,
@@ -227,6 +253,7 @@ impl Arbiter {
             window: Window::new(config.window_packets, config.datagram_bytes_max),
             declared: DeclaredGaps::new(),
             recovery: config.recovery.map(Recovery::new),
+            catching_up,
             tail_since: MonoNs(0),
             is_watching: false,
             drops: DropCounts::default(),
@@ -258,6 +285,9 @@ impl Arbiter {
         self.window.clear();
         self.declared.clear();
         self.lines.begin_session();
+        if let Some(catching_up) = &mut self.catching_up {
+            catching_up.until = Sequence(0);
+        }
         if let Some(recovery) = &mut self.recovery {
             recovery.begin_session();
         }
@@ -319,6 +349,7 @@ impl Arbiter {
             self.frontier = next;
             return Ok(());
         }
+        self.end_catching_up();
         // The recovery line answers questions, and whoever is asked is believed.
         if line != Line::RECOVERY && self.jumps(next) && !self.confirm_jump(line, next, next) {
             return self.refuse(line, DropReason::SequenceJump);
@@ -347,6 +378,7 @@ impl Arbiter {
     /// Time has passed. Drain the channel's lines before, or what lies in their sockets is taken for lost.
     pub fn on_deadline(&mut self, now: MonoNs, deliver: &mut impl FnMut(Delivery<'_>)) {
         self.raise_alarms(now);
+        self.end_catching_up();
         self.recover(|recovery, holes| recovery.on_deadline(holes, now));
         while let Some(gap) = self.front_gap() {
             let given_up = match &self.recovery {
@@ -472,6 +504,7 @@ impl Arbiter {
         if next <= self.expected {
             return self.refuse_old(&arrival);
         }
+        self.end_catching_up();
         if self.jumps(first) && !self.confirm_jump(line, first, next) {
             return self.refuse(line, DropReason::SequenceJump);
         }
@@ -487,6 +520,9 @@ impl Arbiter {
                 }
                 _ => {
                     self.raise_frontier(next.max(self.frontier), now);
+                    if let Some(catching_up) = &mut self.catching_up {
+                        catching_up.until = self.frontier;
+                    }
                     return self.refuse(line, DropReason::WindowFull);
                 }
             }
@@ -538,6 +574,7 @@ impl Arbiter {
         statistics.window_packets_max = statistics.window_packets_max.max(window.packet_count());
         if self.frontier == self.expected {
             statistics.gaps_found += 1;
+            begin_to_catch_up(&mut self.catching_up, arrival.first);
         }
         if added > 0 && self.window.end() == Some(arrival.next) {
             self.tail_since = arrival.now;
@@ -718,6 +755,19 @@ impl Arbiter {
         }
     }
 
+    /// Nothing is behind any more: gaps from now on are gaps.
+    fn end_catching_up(&mut self) {
+        let has_delivered = self.statistics.delivered_messages > 0;
+        let is_over = |catching_up: &mut CatchingUp| has_delivered && catching_up.until <= self.expected;
+        if let Some(CatchingUp { recovery, when_full, .. }) = self.catching_up.take_if(is_over) {
+            (self.config.recovery, self.config.when_full) = (recovery, when_full);
+            self.recovery = match (self.recovery.take(), recovery) {
+                (Some(of_before), Some(limits)) => Some(of_before.with_limits(limits)),
+                _ => None,
+            };
+        }
+    }
+
     /// Whoever fills a gap is still at work, so its time begins anew.
     fn front_gap_shrank(&mut self, now: MonoNs) {
         match self.window.front_mut() {
@@ -729,6 +779,7 @@ impl Arbiter {
     fn raise_frontier(&mut self, next: Sequence, now: MonoNs) {
         if self.frontier == self.expected {
             self.statistics.gaps_found += 1;
+            begin_to_catch_up(&mut self.catching_up, next);
         }
         if self.window.end().unwrap_or(self.expected) >= self.frontier {
             self.tail_since = now;

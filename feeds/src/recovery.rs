@@ -169,6 +169,14 @@ impl Recovery {
         }
     }
 
+    /// The same machine under other limits; what of the session's limit was used up is forgotten.
+    #[must_use]
+    pub(crate) fn with_limits(self, limits: RecoveryConfig) -> Self {
+        // As many may be under way as there is room for.
+        let requests_under_way_max = self.config.requests_under_way_max.min(limits.requests_under_way_max);
+        Self { config: RecoveryConfig { requests_under_way_max, ..limits }, session_messages: 0, ..self }
+    }
+
     /// Forgets what it was about; the session's limit begins anew.
     pub fn begin_session(&mut self) {
         self.asked.clear();

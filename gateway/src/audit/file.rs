@@ -5,7 +5,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, BufRead as _, BufReader, Write as _},
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
     path::{Path, PathBuf},
 };
 
@@ -52,6 +52,12 @@ pub enum AuditError {
         /// What it said.
         source: io::Error,
     },
+    /// A device, a directory, a pipe.
+    #[error("audit {} is no regular file: nothing that is written there can be read again", path.display())]
+    NoFile {
+        /// What is there.
+        path: PathBuf,
+    },
     /// Another process writes it.
     #[error("audit {} is in use by another gateway", path.display())]
     Busy {
@@ -75,6 +81,9 @@ impl AuditFile {
             fs::create_dir_all(directory).map_err(io("make the directory of", &path))?;
         }
         let file = File::options().read(true).append(true).create(true).open(&path).map_err(io("open", &path))?;
+        if !file.metadata().map_err(io("look at", &path))?.is_file() {
+            return Err(AuditError::NoFile { path });
+        }
         if !try_lock(&file).map_err(io("lock", &path))? {
             return Err(AuditError::Busy { path });
         }
@@ -160,6 +169,10 @@ impl History {
     /// When it can't be read.
     pub fn read(path: &Path) -> Result<Self, AuditError> {
         let io = |act| move |source| AuditError::Io { act, path: path.to_owned(), source };
+        // A pipe would be waited for.
+        if !path.metadata().map_err(io("look at"))?.is_file() {
+            return Err(AuditError::NoFile { path: path.to_owned() });
+        }
         Self::of(&File::open(path).map_err(io("open"))?).map_err(io("read"))
     }
 
@@ -169,12 +182,18 @@ impl History {
         let mut line = Vec::new();
         loop {
             line.clear();
-            let bytes = input.read_until(b'\n', &mut line)?;
+            let mut bytes = (&mut input).take(LINE_BYTES_MAX).read_until(b'\n', &mut line)? as u64;
             if bytes == 0 {
                 return Ok(history);
             }
-            if !line.ends_with(b"\n") {
-                history.torn_bytes = bytes as u64;
+            let is_whole = line.ends_with(b"\n")
+                || bytes == LINE_BYTES_MAX && {
+                    let (skipped, is_ended) = skip_line(&mut input)?;
+                    bytes += skipped;
+                    is_ended
+                };
+            if !is_whole {
+                history.torn_bytes = bytes;
             } else if let Ok(entry) = serde_json::from_slice::<Entry>(&line) {
                 if history.entries.last() != Some(&entry) {
                     history.entries.push(entry);
@@ -185,6 +204,24 @@ impl History {
         }
     }
 }
+
+/// How much was left of a line, and whether it had an end.
+fn skip_line(input: &mut impl io::BufRead) -> io::Result<(u64, bool)> {
+    let mut skipped = 0;
+    loop {
+        let held = input.fill_buf()?;
+        let end = held.iter().position(|byte| *byte == b'\n');
+        let bytes = end.map_or(held.len(), |end| end + 1);
+        input.consume(bytes);
+        skipped += bytes as u64;
+        if end.is_some() || bytes == 0 {
+            return Ok((skipped, end.is_some()));
+        }
+    }
+}
+
+/// Of an entry with all channels of a large gateway there are some hundred kilobytes.
+const LINE_BYTES_MAX: u64 = 4 << 20;
 
 #[cfg(test)]
 mod tests {
@@ -215,6 +252,28 @@ mod tests {
         let history = History::read(&path).unwrap();
         assert_eq!(history.entries.len(), 6);
         assert!(history.entries.iter().all(|entry| entry.number == entry.epoch_count));
+    }
+
+    #[test]
+    fn what_is_no_file_of_lines_takes_no_memory() {
+        for device in ["/dev/zero", "/dev/full"] {
+            assert!(matches!(AuditFile::open(device).unwrap_err(), AuditError::NoFile { .. }), "{device}");
+            assert!(matches!(History::read(Path::new(device)).unwrap_err(), AuditError::NoFile { .. }), "{device}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        AuditFile::open(&path).unwrap().0.append(&draft(1)).unwrap();
+        // One line without an end in sight, and one with.
+        let mut text = fs::read(&path).unwrap();
+        let long = vec![b'x'; 3 * usize::try_from(LINE_BYTES_MAX).unwrap() / 2];
+        text.extend([&long[..], b"\n"].concat());
+        fs::write(&path, &text).unwrap();
+        let history = History::read(&path).unwrap();
+        assert_eq!((history.entries.len(), history.damaged_lines, history.torn_bytes), (1, 1, 0));
+        text.extend(&long);
+        fs::write(&path, &text).unwrap();
+        let history = History::read(&path).unwrap();
+        assert_eq!((history.damaged_lines, history.torn_bytes), (1, long.len() as u64));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use mdgw_feeds::{
     time::TradingDate,
 };
 use signal_hook::{
-    consts::{SIGINT, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGTERM},
     flag,
 };
 
@@ -91,7 +91,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     ensure!(rate.is_finite() && rate > 0.0, "--rate {rate}: must be above 0");
     ensure!(["auto", "io_uring", "epoll"].contains(&args.io.as_str()), "--io {}: auto, io_uring or epoll", args.io);
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
+    for signal in [SIGHUP, SIGINT, SIGTERM] {
         flag::register(signal, Arc::clone(&stop)).context("catch signals")?;
     }
     if args.pair {

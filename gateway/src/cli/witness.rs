@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fmt::Write as _,
     fs,
-    net::SocketAddrV4,
+    net::{SocketAddrV4, UdpSocket},
     path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
 };
@@ -18,7 +18,7 @@ use signal_hook::{
 
 use super::{Outcome, logging, print};
 use crate::{
-    config::resolved::LogLevel,
+    config::{host::try_writing, resolved::LogLevel},
     election::{
         auth::SharedKey,
         identity::NodeId,
@@ -60,6 +60,14 @@ pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
     let config = Config::load(&args.config)?;
     let key = SharedKey::load(&config.key_file)?;
     if args.check {
+        // Any port: the witness may be running.
+        UdpSocket::bind(SocketAddrV4::new(*config.listen.ip(), 0))
+            .with_context(|| format!("listen on {}", config.listen))?;
+        if let Err((place, error)) = try_writing(&config.vote_directory) {
+            let directory = config.vote_directory.display();
+            return Err(error)
+                .with_context(|| format!("directory {directory} of the votes: write in {}", place.display()));
+        }
         print(&config.explained())?;
         return Ok(Outcome::Done);
     }

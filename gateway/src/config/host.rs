@@ -83,6 +83,11 @@ impl Host {
                 found.faults.push(format!("core {core} of pool {} is not usable here (usable: {usable:?})", pool.name));
             }
         }
+        if let Some(core) = config.election.as_ref().and_then(|election| election.core)
+            && !self.cores.contains(&core)
+        {
+            found.faults.push(format!("core {core} of the election is not usable here (usable: {:?})", self.cores));
+        }
         let groups: BTreeSet<GroupId> = config.channels.iter().map(|channel| channel.group).collect();
         if groups.len() > GROUPS_MAX && config.election.as_ref().is_some_and(election::is_watched) {
             found.faults.push(format!("{} groups: sentinel and kernel fence take at most {GROUPS_MAX}", groups.len()));
@@ -144,6 +149,11 @@ fn refusals(config: &Resolved) -> Vec<String> {
             ));
         }
     }
+    if let Some(audit) = &gateway.audit_file
+        && audit.metadata().is_ok_and(|found| !found.is_file())
+    {
+        refused.push(format!("audit {} is no regular file", audit.display()));
+    }
     if let Some(service) = &config.retransmission
         && let Err(error) = UdpSocket::bind(SocketAddrV4::new(*service.listen.ip(), 0))
     {
@@ -186,7 +196,7 @@ fn refusals(config: &Resolved) -> Vec<String> {
 
 /// Whether files can be made in `directory`, or in the nearest one above it that exists: the rest would be made at
 /// start. The error comes with the place where it was tried.
-fn try_writing(directory: &Path) -> Result<(), (PathBuf, io::Error)> {
+pub(crate) fn try_writing(directory: &Path) -> Result<(), (PathBuf, io::Error)> {
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     let existing = directory.ancestors().find(|place| place.as_os_str().is_empty() || place.symlink_metadata().is_ok());
     let place = existing.filter(|place| !place.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
@@ -264,6 +274,18 @@ mod tests {
         assert_eq!(host.findings(&config).faults, [""; 0], "nothing watches it");
         config.election.as_mut().unwrap().kernel_fence = true;
         assert_eq!(host.findings(&config).faults, ["65 groups: sentinel and kernel fence take at most 64"]);
+    }
+
+    #[test]
+    fn an_election_on_a_core_that_is_not_there_is_a_fault() {
+        let text = include_str!("../../../ops/config/pair.toml");
+        let mut config = Resolved::from_text(Path::new("pair.toml"), text).unwrap_or_else(|error| panic!("{error}"));
+        let host = host_that_has_everything(&config);
+        config.election.as_mut().unwrap().core = Some(999);
+        let expected = "core 999 of the election is not usable here (usable: [2, 3])";
+        assert_eq!(host.findings(&config).faults, [expected]);
+        config.gateway.audit_file = Some("/dev/full".into());
+        assert!(refusals(&config).contains(&"audit /dev/full is no regular file".to_owned()));
     }
 
     fn host_that_has_everything(config: &Resolved) -> Host {

@@ -61,6 +61,9 @@ impl Resolver<'_> {
         let channels = self.channels(file, &pools);
         let outputs = self.outputs(file, &channels);
         let retransmission = file.retransmission.as_ref().map(|written| self.retransmission(written));
+        if file.election.is_some() && file.gateway.get_ref().node.is_none() {
+            self.warnings.push("gateway.node is not set: in the election this gateway is number 0".to_owned());
+        }
         let election = file.election.as_ref().and_then(|written| self.election(written, &gateway, &pools));
         let none = file::Latency::default();
         let latency = self.latency(file.latency.as_ref().unwrap_or(&none));

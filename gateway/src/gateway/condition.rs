@@ -262,13 +262,12 @@ fn gives_whole_session(config: &Resolved, peer: &PeerEnd, key: &SharedKey) -> bo
         let theirs = told.iter().find(|theirs| theirs.channel == setup.id);
         let own = log_end(&log_directory(config, setup.id), setup.id);
         if !may_go(own, theirs, setup.recovery.is_some()) {
-            tracing::warn!(
+            tracing::info!(
                 peer = %peer.address,
                 channel = setup.name,
                 own = ?own,
                 peer_keeps = ?theirs.and_then(|theirs| theirs.kept),
-                "the other gateway is there, but without the whole session: with none that has it this one begins with its \
-                 own log, and books in doubt"
+                "the other gateway is there, but without the whole session"
             );
             return false;
         }

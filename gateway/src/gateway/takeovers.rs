@@ -127,22 +127,23 @@ impl TakeoverWatch {
         now: MonoNs,
     ) {
         let Some(watch) = self.groups.get_mut(&group) else { return };
-        let view = election.view();
-        if !election.has_leadership() {
-            // One that lost it again before its first content took nothing over.
-            watch.open = None;
-            watch.had_leader = view.leader.is_some_and(|leader| leader.node != self.node);
-            return;
-        }
-        if view.epoch != watch.epoch {
+        let (view, has_leadership) = (election.view(), election.has_leadership());
+        let openings: Vec<_> = desk.openings().collect();
+        // What began and ended between two looks is known from what its opening came to.
+        let opened = openings.iter().map(|(_, opening)| opening.epoch).max().unwrap_or_default();
+        let epoch = if has_leadership { view.epoch } else { opened };
+        if epoch > watch.epoch {
             let omens = lock(&self.omens).remove(&group).unwrap_or_default();
             watch.open = Some((now, cause(omens, watch.had_leader, watch.epoch, now)));
-            watch.epoch = view.epoch;
+            watch.epoch = epoch;
+        }
+        if !has_leadership {
+            watch.had_leader = view.leader.is_some_and(|leader| leader.node != self.node);
         }
         let Some((since, cause)) = watch.open else { return };
-        let openings: Vec<_> = desk.openings().collect();
         let is_told = |opening: &Opening| opening.epoch == watch.epoch && opening.first_content.is_some();
-        if now.since(since) < CONTENT_NS_MAX && !openings.iter().all(|(_, opening)| is_told(opening)) {
+        let is_early = has_leadership && now.since(since) < CONTENT_NS_MAX;
+        if is_early && !openings.iter().all(|(_, opening)| is_told(opening)) {
             return;
         }
         watch.open = None;

@@ -11,7 +11,7 @@ use std::{
 
 use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
-    arbiter::{REQUESTS_UNDER_WAY_MAX, RecoveryConfig, WhenFull},
+    arbiter::{REQUESTS_UNDER_WAY_MAX, RecoveryConfig},
     channel::{Channel, ChannelConfig, ChannelState, LateStart, Numbering},
     identity::{ChannelId, Epoch, GroupId, Line, Sequence, Session},
     published::{packet::PacketFlags, position::StreamPosition},
@@ -305,6 +305,8 @@ impl<'c> Wiring<'c> {
         if copied.is_none() && !is_given_whole && is_amid && replay.can_be_had() {
             tracing::info!(channel = setup.name, "the venue's server plays the session again, for the books");
             config = replaying(config);
+        } else if copied.is_none() && !is_given_whole && is_amid {
+            tracing::warn!(channel = setup.name, "begins amid the session, with its own log alone: books are in doubt");
         }
         let of_group = self.config.channels.iter().filter(|other| other.group == setup.group).count() as u64;
         let publisher = PublisherConfig {
@@ -516,20 +518,19 @@ impl<'c> Wiring<'c> {
 /// How a channel is set up that gets what is behind it from the peer.
 fn joining(config: ChannelConfig) -> ChannelConfig {
     let mut config = replaying(config);
-    if let Some(recovery) = &mut config.arbiter.recovery {
+    if let Some(catch_up) = &mut config.arbiter.catch_up {
         // The link to the peer has to come up first.
-        recovery.peer_attempts_max = PEER_ATTEMPTS_TO_JOIN_MAX;
+        catch_up.peer_attempts_max = PEER_ATTEMPTS_TO_JOIN_MAX;
     }
     config
 }
 
 /// How a channel is set up that has what is behind it played again by the venue, its log's end included.
 fn replaying(mut config: ChannelConfig) -> ChannelConfig {
-    if let Some(recovery) = &mut config.arbiter.recovery {
-        // A day is longer than any gap.
-        (recovery.gap_messages_max, recovery.session_messages_max) = (u64::MAX, u64::MAX);
-    }
-    config.arbiter.when_full = WhenFull::RefusePacket;
+    // A day is longer than any gap.
+    let (gap_messages_max, session_messages_max) = (u64::MAX, u64::MAX);
+    config.arbiter.catch_up =
+        config.arbiter.recovery.map(|recovery| RecoveryConfig { gap_messages_max, session_messages_max, ..recovery });
     config.late_start = LateStart::Whole;
     config
 }

@@ -271,6 +271,44 @@ fn the_peer_is_asked_before_the_server_and_each_alone_where_the_other_is_not() {
 }
 
 #[test]
+fn more_patience_is_for_catching_up_alone() {
+    let of = |peer_attempts_max| RecoveryConfig {
+        peer_timeout_ns: 1_000_000,
+        peer_attempts_max,
+        attempts_max: 0,
+        ..recovery()
+    };
+    let config = ArbiterConfig { recovery: Some(of(1)), catch_up: Some(of(4)), ..config() };
+    let config = ArbiterConfig { window_packets: WINDOW_PACKETS_MIN, ..config };
+    // What is missing before the first packet is worth waiting for, what is missing later is not.
+    check_with(
+        config.clone(),
+        "session=1 A5 +20ms +1ms +1ms R1..5 A7 +20ms +1ms",
+        expect!["peer:1..5 peer:1..5 peer:1..5 R1..5 A5..6 peer:6..7 gap:6..7 A7..8"],
+    );
+    // Also where nothing was.
+    check_with(config.clone(), "session=1 A1 A3 +20ms +1ms", expect!["A1..2 peer:2..3 gap:2..3 A3..4"]);
+    // A loss meanwhile belongs to it, until all that was heard first is there.
+    check_with(
+        config.clone(),
+        "session=1 A5 A7 +20ms R1..5 +1ms A9 +20ms +1ms",
+        expect!["peer:1..5 peer:6..7 R1..5 A5..6 gap:6..7 A7..8 peer:8..9 gap:8..9 A9..10"],
+    );
+    // A packet that has no room then doesn't cost the gap; afterwards it does.
+    let held = (0..64).map(|packet| format!("A{}", 5 + 2 * packet)).collect::<Vec<_>>().join(" ");
+    let mut world = World::new(config);
+    format!("session=1 {held} A200").split_whitespace().for_each(|word| world.step(word));
+    assert_eq!(world.arbiter.statistics().gaps_for_room, 0);
+    assert_eq!(world.arbiter.drops().get(DropReason::WindowFull), 1);
+    let rest = (0..64).map(|packet| format!("R{}", 6 + 2 * packet)).collect::<Vec<_>>().join(" ");
+    format!("R1..5 {rest} R133..167 R167..201").split_whitespace().for_each(|word| world.step(word));
+    assert_eq!(world.arbiter.expected(), Some(Sequence(201)), "{}", world.said);
+    let held = (0..66).map(|packet| format!("A{}", 203 + 2 * packet)).collect::<Vec<_>>().join(" ");
+    held.split_whitespace().for_each(|word| world.step(word));
+    assert!(world.arbiter.statistics().gaps_for_room > 0);
+}
+
+#[test]
 fn a_peer_that_has_none_of_it_is_not_waited_for() {
     let recovery = RecoveryConfig { peer_timeout_ns: 5_000_000, peer_attempts_max: 2, attempts_max: 1, ..recovery() };
     let config = ArbiterConfig { recovery: Some(recovery), ..config() };

@@ -103,6 +103,7 @@ impl ReceiverChannel {
                 session_messages_max: u64::MAX,
                 answer_end: AnswerEnd::Announced,
             }),
+            catch_up: None,
             // What the window can't hold is in the service's log.
             when_full: if config.service.is_some() { WhenFull::RefusePacket } else { WhenFull::DeclareGap },
             sequence_jump_max: jump_max,

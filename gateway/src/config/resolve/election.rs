@@ -29,7 +29,8 @@ impl Resolver<'_> {
     ) -> Option<ElectionConfig> {
         let (election, table) = (written.get_ref(), written.span());
         let backend = self.backend(written);
-        let peers = self.peers(&election.peer, NodeId(gateway.node));
+        let name = self.node_name(&election.name, &table);
+        let peers = self.peers(&election.peer, (NodeId(gateway.node), &name));
         self.voters_fit(written, backend.as_ref(), &peers, NodeId(gateway.node));
         self.members_fit(written, backend.as_ref(), &peers);
         let preferred = election.preferred.as_ref().map(|_| NodeId(self.number(&election.preferred, limits::NODE)));
@@ -57,7 +58,6 @@ impl Resolver<'_> {
         self.moves_fit(election, backend.as_ref());
         let tenure_ms: u64 = self.number(&election.tenure_ms, limits::TENURE_MS);
         let priority: u8 = self.number(&election.priority, limits::PRIORITY);
-        let name = self.node_name(&election.name, &table);
         let timing = self.timing(written);
         self.session_fits(written, backend.as_ref(), &timing);
         let listeners_ns_max = listeners_ms_max * NS_PER_MS;
@@ -230,13 +230,14 @@ impl Resolver<'_> {
         timing
     }
 
-    fn peers(&mut self, written: &[Spanned<file::Peer>], own: NodeId) -> Vec<PeerConfig> {
+    fn peers(&mut self, written: &[Spanned<file::Peer>], own: (NodeId, &NodeName)) -> Vec<PeerConfig> {
         let mut peers: Vec<PeerConfig> = Vec::new();
         for peer in written {
             let (peer, table) = (peer.get_ref(), peer.span());
             let node = NodeId(self.required_number(&peer.node, limits::NODE, &table, "node"));
             let name = self.node_name(&peer.name, &table);
-            if node == own || peers.iter().any(|other| other.node == node || other.name == name) {
+            let others = peers.iter().map(|other| (other.node, &other.name));
+            if others.chain([own]).any(|(of, named)| of == node || *named == name) {
                 self.wrong(&table, format!("node {node} {name}: every gateway needs a number and a name of its own"));
             }
             peers.push(PeerConfig { node, name });

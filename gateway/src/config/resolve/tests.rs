@@ -796,6 +796,12 @@ fn gateways_of_an_election_are_told_apart() {
             x.toml:33:1: election.peer[0]: node 0 unnamed: every gateway needs a number and a name of its own
             x.toml:35:8: election.peer[0].name: "gw 1": must be 1 to 64 letters, digits, -, _ or ."#]],
     );
+    refused(
+        &with_file_election("").replace("\"gw1\"", "\"gw0\""),
+        expect!["x.toml:33:1: election.peer[0]: node 1 gw0: every gateway needs a number and a name of its own"],
+    );
+    let warned = load(&with_file_election("")).unwrap().warnings;
+    assert!(warned.iter().any(|warning| warning.contains("gateway.node is not set")), "{warned:?}");
 }
 
 #[test]
