@@ -100,7 +100,7 @@ fn a_drill_hands_over_and_back_and_says_how_long_it_took() {
     wait_until("the audit has it", || {
         let history = pair.gateways.ask(other, &["history", "--json"]).with_code(0).json();
         let entries = history["entries"].as_array().unwrap();
-        ["gained", "lost"]
+        ["gained", "took_over", "lost"]
             .iter()
             .all(|event| entries.iter().any(|entry| entry["event"] == *event && entry["epoch_count"] == before + 1))
     });
