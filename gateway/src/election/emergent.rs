@@ -420,11 +420,12 @@ impl Core for Emergent {
     fn view(&self) -> View {
         let list = self.membership().map(|membership| &membership.list);
         let enough = list.is_some_and(|list| list.live_count() >= self.config.minimum_size);
+        let obstacle = self.what_stands_against().or_else(|| self.obstacle.clone());
         View {
             role: match &self.phase {
                 Phase::Closed => Role::Closed,
                 _ if self.leadership.is_some() => Role::Leader,
-                Phase::Member(_) if self.obstacle.is_none() => Role::Candidate,
+                Phase::Member(_) if obstacle.is_none() => Role::Candidate,
                 _ => Role::Bystander,
             },
             epoch: self.known_epoch,
@@ -435,7 +436,7 @@ impl Core for Emergent {
             }),
             connection: self.connection,
             pin: self.pin,
-            obstacle: self.obstacle.clone(),
+            obstacle,
             fitness: self.fitness,
             ..View::default()
         }

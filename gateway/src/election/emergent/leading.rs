@@ -99,7 +99,7 @@ impl Emergent {
         self.membership().is_none_or(|membership| membership.yielding.is_some() || membership.is_leaving)
     }
 
-    fn what_stands_against(&self) -> Option<Obstacle> {
+    pub(super) fn what_stands_against(&self) -> Option<Obstacle> {
         let error_ppm_max = self.config.timing.rate_error_ppm;
         if self.standing == Standing::Joins {
             Some(Obstacle::Joining)
