@@ -4,7 +4,7 @@
 //! What may happen in any order: time goes on to the next moment at which anything changes, a timer that is due goes off
 //! or stays late (a pause), a request, an answer, the watch's word or a message between gateways arrives, late or never
 //! (so the fate of a swap is unknown, and it may take effect after it was given up), a gateway is told that the fate is
-//! unknown, a process restarts, its death told or not, the store is down, comes back from a backup, a gateway hands over
+//! unknown, a process restarts, its death told or not, the store is down for a while, comes back from a backup, a gateway hands over
 //! or closes, a packet that passed the fence arrives late. Clocks run at different rates. Several requests are in flight
 //! at once. What may not happen: one may send while a send of another may be under way, an epoch goes back, a receiver
 //! takes content of an old epoch after a new one.
@@ -29,7 +29,7 @@ use mdgw::election::{
 };
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use mdgw_tests::captures::say;
-use stateright::{Checker as _, Model, Property};
+use stateright::{Checker as _, HasDiscoveries, Model, Property};
 
 /// What is searched.
 #[derive(Clone, Debug)]
@@ -45,8 +45,8 @@ struct Search {
     budget: Budget,
     /// Who may restart.
     restartable: &'static [usize],
-    /// The store answers nobody.
-    outage: bool,
+    /// Until then, in true time, the store answers nobody.
+    outage_until: u64,
     /// What a backup of the store holds.
     backup: Backup,
     /// Node 1 sent a *prepare* that has not arrived, and gave it up; the next was answered, and its fence is closed.
@@ -94,7 +94,7 @@ const FULL: Search = Search {
     rates: [99, 101, 101],
     budget: Budget { late: 0, unknown: 0, restarts: 0, restores: 0, hand_overs: 0, closes: 0, packets: 0, states: 0 },
     restartable: &[0, 1, 2],
-    outage: false,
+    outage_until: 0,
     backup: Backup::Last,
     stray_prepare: false,
     heir: None,
@@ -234,7 +234,7 @@ impl Search {
             }
             Output::Request(request) => {
                 let Node { incarnation, life, .. } = state.nodes[node];
-                if !self.outage {
+                if !self.is_down(state) {
                     state.fly(Load::ToStore { from: node, incarnation, life, request });
                 }
             }
@@ -276,12 +276,16 @@ impl Search {
         }
     }
 
+    fn is_down(&self, state: &State) -> bool {
+        state.now < self.outage_until
+    }
+
     /// The watch may skip versions: what it had not told yet, it tells no more.
     fn watch_tells(&self, state: &mut State, to: usize) {
         let is_older = |flying: &Flying| matches!(&flying.what, Load::FromStore { to: other, event: RegisterEvent::Changed(_), .. } if *other == to);
         state.network.retain(|flying| !is_older(flying));
         let Node { incarnation, life, .. } = state.nodes[to];
-        if life == state.life && !self.outage {
+        if life == state.life && !self.is_down(state) {
             let event = RegisterEvent::Changed(state.stored.clone());
             state.fly(Load::FromStore { to, incarnation, life, event });
         }
@@ -334,7 +338,7 @@ impl Search {
             let times = [node.core.next_deadline(), fence, Some(self.sends_end(node))];
             times.into_iter().flatten().map(true_time)
         });
-        moments.filter(|at| *at > state.now && *at <= self.horizon).min()
+        moments.chain([self.outage_until]).filter(|at| *at > state.now && *at <= self.horizon).min()
     }
 
     fn is_due(&self, state: &State, node: usize) -> bool {
@@ -364,7 +368,7 @@ impl Search {
             opened: Epoch::default(),
             wrong: None,
         };
-        let calm = Self { outage: false, ..self.clone() };
+        let calm = Self { outage_until: 0, ..self.clone() };
         let mut stray = Vec::new();
         calm.step(&mut state, 0, Input::Standing(Standing::Stands));
         for now in 0..=WARM {
@@ -615,19 +619,25 @@ impl Model for Search {
     }
 }
 
-/// Searches breadth first through so many states; what went wrong, and after how many steps.
+/// Searches breadth first until so many states have been generated; what went wrong, and after how many steps.
 fn search(search: Search, states: usize) -> (Option<(Wrong, usize)>, usize, bool) {
-    let checker = search.checker().threads(1).target_state_count(states).spawn_bfs().join();
+    let checker = search.checker().threads(1).target_state_count(states).finish_when(HasDiscoveries::AnyFailures);
+    let checker = checker.spawn_bfs().join();
     let found = checker.discovery("safe").map(|path| {
         let steps = path.clone().into_actions().len();
         (path.into_states().last().and_then(|state| state.wrong).expect("something went wrong"), steps)
     });
-    (found, checker.unique_state_count(), checker.discovery("another leads").is_some())
+    (found, checker.state_count(), checker.discovery("another leads").is_some())
 }
 
 #[track_caller]
 fn holds(what: &str, model: Search) {
-    let (found, count, moved) = search(model, states());
+    holds_for(what, model, STATES);
+}
+
+#[track_caller]
+fn holds_for(what: &str, model: Search, states: usize) {
+    let (found, count, moved) = search(model, at_least(states));
     say(&format!("{what}: {count} states"));
     assert_eq!(found, None, "after {count} states");
     assert!(moved, "too few states for anybody else to lead: {count}");
@@ -635,15 +645,31 @@ fn holds(what: &str, model: Search) {
 
 #[track_caller]
 fn fails(what: &str, model: Search, expected: &[Wrong]) {
-    let (found, count, _) = search(model, states().max(CONTROL_STATES));
+    fails_within(what, model, CONTROL_STATES, expected);
+}
+
+#[track_caller]
+fn fails_within(what: &str, model: Search, states: usize, expected: &[Wrong]) {
+    let (found, count, _) = search(model, at_least(states));
     let (wrong, steps) = found.unwrap_or_else(|| panic!("not found in {count} states"));
     say(&format!("without {what}: {wrong:?} after {steps} steps, {count} states"));
     assert!(expected.contains(&wrong), "{wrong:?} after {steps} steps, {count} states");
 }
 
+/// Over one search: nothing goes wrong, and with one safeguard switched off something does within as many states. So the
+/// search is deep enough to be about that safeguard.
+#[track_caller]
+fn holds_only_with(safeguard: &str, model: Search, states: usize, switch_off: fn(&mut Search), expected: &[Wrong]) {
+    let mut without = model.clone();
+    switch_off(&mut without);
+    fails_within(safeguard, without, states, expected);
+    holds_for(&format!("with {safeguard}"), model, states);
+}
+
 /// More for a long night: `STATES=10000000`.
-fn states() -> usize {
-    std::env::var("STATES").ok().map_or(100_000, |text| text.parse().expect("a number"))
+fn at_least(states: usize) -> usize {
+    let wanted = std::env::var("STATES").ok().map(|text| text.parse().expect("a number"));
+    wanted.map_or(states, |wanted: usize| wanted.max(states))
 }
 
 #[test]
@@ -654,28 +680,63 @@ fn one_leads_at_a_time_whatever_comes_late() {
 #[test]
 fn one_leads_at_a_time_over_restarts() {
     holds("restarts", Search { budget: Budget { restarts: 2, ..NONE }, ..FULL });
+    holds("restarts, packets", Search { budget: Budget { restarts: 1, packets: 2, ..NONE }, ..FULL });
 }
 
 #[test]
 fn one_leads_at_a_time_over_a_restored_store() {
-    holds("restored store", Search { budget: Budget { restores: 1, late: 1, ..NONE }, ..FULL });
+    holds("restored store, late messages", Search { budget: Budget { restores: 1, late: 1, ..NONE }, ..FULL });
+    // Whoever waited before the break begins soon.
+    let model = Search { budget: Budget { restores: 1, ..NONE }, horizon: WARM + 80, ..FULL };
+    let switch_off = |search: &mut Search| search.safeguards.break_forgets = false;
+    holds_only_with("forgetting at a break", model, 450_000, switch_off, &[Wrong::TwoLead]);
 }
 
 #[test]
 fn one_leads_at_a_time_over_a_store_made_anew_and_restarts() {
     let budget = Budget { restores: 1, restarts: 1, ..NONE };
-    holds("store made anew", Search { budget, backup: Backup::Nothing, ..FULL });
+    let model = Search { budget, backup: Backup::Nothing, ..FULL };
+    holds("store made anew", model.clone());
+    let model = Search { restartable: &[0], ..model };
+    holds_only_with("epochs heard", model, 200_000, |search| search.epochs_heard = false, &[Wrong::EpochWentBack]);
 }
 
+/// That it is its turn, and the *prepare* that was given up, may reach the heir at any moment, even when the leader before
+/// has the record again: its time counts from its stamp.
 #[test]
-fn one_leads_at_a_time_over_a_hand_over_with_a_stray_prepare() {
+fn an_heir_told_its_turn_late_is_safe_by_its_stamp() {
     let budget = Budget { late: 1, ..NONE };
-    holds("stray prepare", Search { budget, stray_prepare: true, ..FULL });
+    let model = Search { budget, stray_prepare: true, horizon: WARM + L + 30, ..FULL };
+    let switch_off = |search: &mut Search| search.safeguards.heirs_stamp = false;
+    holds_only_with("the heir's stamp", model, 600_000, switch_off, &[Wrong::TwoLead]);
 }
 
+/// The record that is given back names the heir, which may have begun.
 #[test]
 fn one_leads_at_a_time_over_hand_overs_and_closing() {
-    holds("hand-over, closing", Search { budget: Budget { hand_overs: 1, closes: 1, late: 1, ..NONE }, ..FULL });
+    let budget = Budget { hand_overs: 1, closes: 1, ..NONE };
+    holds("hand-over, closing, late messages", Search { budget: Budget { late: 1, ..budget }, ..FULL });
+    let model = Search { budget, horizon: WARM + L / 2, ..FULL };
+    let switch_off = |search: &mut Search| search.safeguards.heir_waited_for = false;
+    holds_only_with("waiting for the heir", model, 250_000, switch_off, &[Wrong::TwoLead]);
+}
+
+/// The leader goes on by promises.
+#[test]
+fn one_leads_at_a_time_over_an_outage() {
+    let restarts = Budget { restarts: 1, ..NONE };
+    let outage = Search { outage_until: WARM + 60, ..FULL };
+    without_one_promise(outage.clone(), 100_000);
+    without_one_promise(Search { budget: restarts, ..outage.clone() }, 100_000);
+    without_one_promise(Search { gateways: 3, outage_until: WARM + 150, ..outage.clone() }, 100_000);
+    without_one_promise(Search { gateways: 3, budget: restarts, ..outage }, 300_000);
+}
+
+#[track_caller]
+fn without_one_promise(model: Search, states: usize) {
+    let what = format!("each promise of {} in an outage, restarts: {}", model.gateways, model.budget.restarts);
+    let switch_off = |search: &mut Search| search.safeguards.each_candidate_asked = false;
+    holds_only_with(&what, model, states, switch_off, &[Wrong::TwoLead]);
 }
 
 #[test]
@@ -705,15 +766,9 @@ fn half_of_the_margin_is_found() {
 
 #[test]
 fn receivers_without_epoch_rule_are_found() {
-    let budget = Budget { packets: 2, ..NONE };
-    fails("receivers' epoch rule", Search { receivers_fence: false, budget, ..FULL }, &[Wrong::OldPacketTaken]);
-}
-
-#[test]
-fn epochs_that_nobody_heard_are_found() {
-    let budget = Budget { restores: 1, restarts: 1, ..NONE };
-    let model = Search { epochs_heard: false, budget, backup: Backup::Nothing, restartable: &[0], ..FULL };
-    fails("epochs heard", model, &[Wrong::EpochWentBack]);
+    let model = Search { budget: Budget { packets: 2, ..NONE }, ..FULL };
+    let switch_off = |search: &mut Search| search.receivers_fence = false;
+    holds_only_with("receivers' epoch rule", model, STATES, switch_off, &[Wrong::OldPacketTaken]);
 }
 
 #[test]
@@ -745,14 +800,6 @@ fn a_start_without_sitting_out_is_found() {
     fails("sitting out", model, &[Wrong::TwoLead, Wrong::EpochWentBack]);
 }
 
-#[test]
-fn a_break_that_forgets_nothing_is_found() {
-    let safeguards = Safeguards { break_forgets: false, ..Safeguards::ALL };
-    let budget = Budget { restores: 1, ..NONE };
-    let model = Search { safeguards, budget, ..FULL };
-    fails("forgetting at a break", model, &[Wrong::TwoLead, Wrong::EpochWentBack]);
-}
-
 /// Three gateways, of which the last is the heir and the first may die.
 const HEIR: Search =
     Search { gateways: 3, heir: Some(2), budget: Budget { restarts: 1, states: 1, ..NONE }, restartable: &[0], ..FULL };
@@ -782,6 +829,8 @@ fn an_heir_that_is_replaced_at_once_is_found() {
     );
 }
 
+/// Of a search in which nothing may go wrong, unless it says otherwise.
+const STATES: usize = 100_000;
 /// What is to be found is found earlier, and then the search ends.
 const CONTROL_STATES: usize = 1_500_000;
 const NONE: Budget = FULL.budget;
