@@ -28,7 +28,8 @@ use mdgw_feeds::{
     identity::{Epoch, GroupId},
     time::MonoNs,
 };
-use stateright::{Checker as _, Model, Property};
+use mdgw_tests::captures::say;
+use stateright::{Checker as _, HasDiscoveries, Model, Property};
 
 /// What is searched.
 #[derive(Clone, Debug)]
@@ -430,61 +431,91 @@ impl Model for Search {
     }
 }
 
-/// Searches breadth first through so many states; what went wrong, and after how many steps.
+/// Searches breadth first until so many states have been generated; what went wrong, and after how many steps.
 fn search(search: Search, states: usize) -> (Option<(Wrong, usize)>, usize, bool) {
-    let checker = search.checker().threads(1).target_state_count(states).spawn_bfs().join();
+    let checker = search.checker().threads(1).target_state_count(states).finish_when(HasDiscoveries::AnyFailures);
+    let checker = checker.spawn_bfs().join();
     let found = checker.discovery("safe").map(|path| {
         let steps = path.clone().into_actions().len();
         (path.into_states().last().and_then(|state| state.wrong).expect("something went wrong"), steps)
     });
-    (found, checker.unique_state_count(), checker.discovery("another leads").is_some())
+    (found, checker.state_count(), checker.discovery("another leads").is_some())
 }
 
 #[track_caller]
-fn holds(model: Search, states: usize) {
-    let (found, count, moved) = search(model, states);
+fn holds(what: &str, model: Search, states: usize) {
+    let (found, count, moved) = search(model, at_least(states));
+    say(&format!("{what}: {count} states"));
     assert_eq!(found, None, "after {count} states");
     assert!(moved, "too few states for anybody else to lead: {count}");
 }
 
 #[track_caller]
-fn fails(model: Search, states: usize, expected: &[Wrong]) {
-    let (found, count, _) = search(model, states);
+fn fails(what: &str, model: Search, states: usize, expected: &[Wrong]) {
+    let (found, count, _) = search(model, at_least(states));
     let (wrong, steps) = found.unwrap_or_else(|| panic!("not found in {count} states"));
+    say(&format!("without {what}: {wrong:?} after {steps} steps, {count} states"));
     assert!(expected.contains(&wrong), "{wrong:?} after {steps} steps, {count} states");
 }
 
+/// Over one search: nothing goes wrong, and with a safeguard switched off something does within as many states. So the
+/// search is deep enough to be about that safeguard.
+#[track_caller]
+fn holds_only_with(safeguard: &str, model: Search, states: usize, switch_off: fn(&mut Search), expected: &[Wrong]) {
+    let mut without = model.clone();
+    switch_off(&mut without);
+    fails(safeguard, without, states, expected);
+    holds(&format!("with {safeguard}"), model, states);
+}
+
 /// More for a long night: `STATES=10000000`.
-fn states() -> usize {
-    std::env::var("STATES").ok().map_or(100_000, |text| text.parse().expect("a number"))
+fn at_least(states: usize) -> usize {
+    let wanted = std::env::var("STATES").ok().map(|text| text.parse().expect("a number"));
+    wanted.map_or(states, |wanted: usize| wanted.max(states))
 }
 
 #[test]
 fn one_leads_at_a_time_whatever_comes_late() {
-    holds(Search { late: 2, ..FULL }, states());
+    holds("late messages", Search { late: 2, ..FULL }, STATES);
 }
 
 #[test]
 fn one_leads_at_a_time_over_restarts() {
-    holds(Search { restarts: 2, ..FULL }, states());
+    holds("restarts", Search { restarts: 2, ..FULL }, STATES);
+    let model = Search { restarts: 1, ..WITNESS_RESTARTS };
+    holds_only_with("sitting out", model, STATES, |search| search.safeguards.sits_out = false, &[Wrong::TwoLead]);
+    let model = Search { restarts: 2, restartable: &[0, 1, 2], ..WITNESS_RESTARTS };
+    let switch_off = |search: &mut Search| {
+        search.safeguards.sits_out = false;
+        search.keeps_votes = false;
+    };
+    holds_only_with("sitting out and votes on disk", model, 350_000, switch_off, &[Wrong::EpochWentBack]);
 }
 
 #[test]
 fn one_leads_at_a_time_over_a_hand_over() {
-    holds(Search { hand_overs: 1, restarts: 1, ..FULL }, states());
+    holds("hand-over, restart", Search { hand_overs: 1, restarts: 1, ..FULL }, STATES);
+    let model = Search { hand_overs: 1, restarts: 1, ..WITNESS_RESTARTS };
+    let switch_off = |search: &mut Search| search.safeguards.sits_out = false;
+    holds_only_with("sitting out, with a hand-over", model, 200_000, switch_off, &[Wrong::TwoLead]);
 }
+
+/// Node 2 has not heard of the last renewals, the witness has.
+const WITNESS_RESTARTS: Search = Search { restartable: &[2], deaf_from: WARM - 80, ..FULL };
 
 #[test]
 fn one_leads_at_a_time_though_old_answers_come_again() {
-    holds(REPEATED, states());
+    let switch_off = |search: &mut Search| search.safeguards.checks_tickets = false;
+    holds_only_with("answers' tickets", REPEATED, STATES, switch_off, &[Wrong::TwoLead]);
+    holds_only_with(
+        "answers' tickets, with a hand-over",
+        Search { hand_overs: 1, ..REPEATED },
+        STATES,
+        switch_off,
+        &[Wrong::TwoLead],
+    );
     // To another start of the asker, too.
-    holds(Search { restarts: 1, restartable: &[0], ..REPEATED }, states());
-}
-
-#[test]
-fn answers_that_count_for_any_request_are_found() {
-    let safeguards = Safeguards { checks_tickets: false, ..Safeguards::ALL };
-    fails(Search { safeguards, ..REPEATED }, states(), &[Wrong::TwoLead]);
+    holds("old answers, restart", Search { restarts: 1, restartable: &[0], ..REPEATED }, STATES);
 }
 
 /// One of the witness's last answers comes again.
@@ -493,17 +524,15 @@ const REPEATED: Search = Search { repeated_from: WARM - 30, ..FULL };
 #[test]
 fn half_of_the_margin_is_found() {
     let timing = LeaseTiming { margin_ns: FULL.timing.margin_ns / 2, ..FULL.timing };
-    fails(Search { timing, ..FULL }, states(), &[Wrong::TwoLead]);
-}
-
-#[test]
-fn neither_sitting_out_nor_votes_on_disk_is_found() {
-    let safeguards = Safeguards { sits_out: false, ..Safeguards::ALL };
-    let model = Search { safeguards, keeps_votes: false, restarts: 1, restartable: &[2], deaf_from: WARM - 80, ..FULL };
-    fails(model, states(), &[Wrong::TwoLead, Wrong::EpochWentBack]);
+    fails("half of the margin", Search { timing, ..FULL }, STATES, &[Wrong::TwoLead]);
 }
 
 #[test]
 fn receivers_without_epoch_rule_are_found() {
-    fails(Search { receivers_fence: false, packets: 2, ..FULL }, states(), &[Wrong::OldPacketTaken]);
+    let switch_off = |search: &mut Search| search.receivers_fence = false;
+    let model = Search { packets: 2, ..FULL };
+    holds_only_with("receivers' epoch rule", model, STATES, switch_off, &[Wrong::OldPacketTaken]);
 }
+
+/// Of a search, unless it says otherwise.
+const STATES: usize = 100_000;
