@@ -4,9 +4,9 @@
 //! What may happen in any order: time goes on to the next moment at which anything changes, a timer that is due goes off
 //! or stays late (a pause), a request, an answer, the watch's word or a message between gateways arrives, late or never
 //! (so the fate of a swap is unknown, and it may take effect after it was given up), a gateway is told that the fate is
-//! unknown, a process restarts, its death told or not, the store is down for a while, comes back from a backup, a gateway hands over
-//! or closes, a packet that passed the fence arrives late. Clocks run at different rates. Several requests are in flight
-//! at once. What may not happen: one may send while a send of another may be under way, an epoch goes back, a receiver
+//! unknown, a process restarts, its death told or not, the store is down for a while, comes back from a backup, a gateway
+//! hands over or closes, a packet that passed the fence arrives late. Clocks run at different rates. Several requests are
+//! in flight at once. What may not happen: one may send while a send of another may be under way, an epoch goes back, a receiver
 //! takes content of an old epoch after a new one.
 //!
 //! The space is bounded by time, by the number of faults and by that of states. Each safeguard switched off must be found,
@@ -689,7 +689,7 @@ fn one_leads_at_a_time_over_restarts() {
 #[test]
 fn one_leads_at_a_time_over_a_restored_store() {
     holds("restored store, late messages", Search { budget: Budget { restores: 1, late: 1, ..NONE }, ..FULL });
-    // Whoever waited before the break begins soon.
+    // Time enough for whoever had waited before the break, and counts that.
     let model = Search { budget: Budget { restores: 1, ..NONE }, horizon: WARM + 80, ..FULL };
     let switch_off = |search: &mut Search| search.safeguards.break_forgets = false;
     holds_only_with("forgetting at a break", model, 450_000, switch_off, &[Wrong::TwoLead]);
