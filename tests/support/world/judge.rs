@@ -2,7 +2,7 @@
 //! on what every receiver captured.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -27,6 +27,7 @@ use super::{
     receiver::{Delivered, Received, What, content},
 };
 use crate::{
+    captures::say,
     day::DATE,
     feeds::SESSION,
     process::{self, Ended},
@@ -96,6 +97,22 @@ impl Expected {
         expected
     }
 
+    /// What was never told, with what was told before and after its place: some of it, in words.
+    fn never_told(&self, delivered: &[Delivered]) -> Vec<String> {
+        let name_of = |delivered: &Delivered| match delivered.what {
+            What::Message { name, .. } => Some(name),
+            What::Gap(_) | What::Lost(_) | What::End => None,
+        };
+        let told: HashSet<_> = delivered.iter().filter_map(name_of).collect();
+        let lost = self.messages.iter().map(|(name, _)| *name).filter(|name| !told.contains(name));
+        let in_words = |name: (Session, u64)| {
+            let before = delivered.iter().rev().find(|told| name_of(told).is_some_and(|told| told < name));
+            let after = delivered.iter().find(|told| name_of(told).is_some_and(|told| told > name));
+            format!("never told {name:?}, after {before:?}, before {after:?}")
+        };
+        lost.take(LOST_TOLD_MAX).map(in_words).collect()
+    }
+
     /// What is wrong with what one receiver was told.
     #[must_use]
     pub fn faults(&self, delivered: &[Delivered]) -> Faults {
@@ -140,6 +157,9 @@ impl Expected {
         faults
     }
 }
+
+/// Of all that was lost, so many are said by name.
+const LOST_TOLD_MAX: usize = 12;
 
 /// What must not be. All are counts of messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -264,6 +284,10 @@ impl Judged {
     ) -> Self {
         let (captures, received): (Vec<PathBuf>, Vec<Received>) = received.into_iter().unzip();
         let verified = verify(&captures, &["--json"]);
+        let lost: Vec<_> = received.iter().flat_map(|received| expected.never_told(&received.delivered)).collect();
+        if !lost.is_empty() {
+            say(&format!("{}\n{}", lost.join("\n"), records.said.join("\n---\n")));
+        }
         Self {
             faults: received.iter().map(|received| expected.faults(&received.delivered)).collect(),
             changes: received.iter().map(changes).collect(),

@@ -268,11 +268,12 @@ impl ReceiverChannel {
         is_asked_of_all && self.ask().is_some_and(|ask| ask.is_settled_by(&self.holdings))
     }
 
-    /// A service has said what its log holds. Others are asked the same, until it is enough.
-    fn hold(&mut self, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
+    /// A service has said what its log holds. Others are asked the same, until it is enough: at once, unless that was no news, as
+    /// with each answer about a gap.
+    fn heard_holding(&mut self, is_news: bool, now: MonoNs, deliver: &mut impl FnMut(Output<'_>)) {
         if self.is_settled() {
             self.conclude(now, deliver);
-        } else if let Some(ask) = self.ask_mut() {
+        } else if let Some(ask) = self.ask_mut().filter(|_| is_news) {
             ask.ask_next(now);
         }
     }
@@ -372,8 +373,8 @@ impl ReceiverChannel {
         }
         let is_oldest = is_held && *oldest == Some(meta.session);
         let (first, next) = if is_oldest { (meta.first, meta.next) } else { (Sequence(0), Sequence(0)) };
-        self.holdings.say(service, first, next);
-        self.hold(now, deliver);
+        let is_news = self.holdings.say(service, first, next);
+        self.heard_holding(is_news, now, deliver);
     }
 
     /// A session begins, with what was heard if that was its first message, else with what the logs hold of it.
@@ -488,8 +489,8 @@ impl ReceiverChannel {
                 }
             }
             Phase::Extent { .. } if is_end_of_answer(packet) => {
-                self.holdings.say(service, first, next);
-                self.hold(now, deliver);
+                let is_news = self.holdings.say(service, first, next);
+                self.heard_holding(is_news, now, deliver);
             }
             _ => {}
         }
@@ -514,11 +515,9 @@ impl ReceiverChannel {
             return Err(DropReason::SequenceInvalid);
         }
         let is_answers_end = is_answer && is_end_of_answer(packet);
-        if is_answers_end {
-            holdings.say(datagram.service, packet.meta.first, packet.meta.next);
-            if let Some(gone) = holdings.gone_before() {
-                arbiter.give_up_before(position_of(gone), now, &mut |delivery| stream.take(delivery, deliver));
-            }
+        let is_news = is_answers_end && holdings.say(datagram.service, packet.meta.first, packet.meta.next);
+        if let Some(gone) = holdings.gone_before().filter(|_| is_answers_end) {
+            arbiter.give_up_before(position_of(gone), now, &mut |delivery| stream.take(delivery, deliver));
         }
         // A late starter can't begin inside of a message.
         if arbiter.expected().is_none() {
@@ -547,7 +546,7 @@ impl ReceiverChannel {
         };
         stream.check_end(arbiter.expected(), deliver);
         if is_answers_end {
-            self.hold(now, deliver);
+            self.heard_holding(is_news, now, deliver);
         }
         self.close_when_complete(now, deliver);
         outcome

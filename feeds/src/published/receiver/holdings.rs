@@ -25,13 +25,10 @@ impl Holdings {
         self.said = [None; SERVICES_MAX];
     }
 
-    /// A service says what its log holds.
-    pub(super) fn say(&mut self, service: u8, first: Sequence, next: Sequence) {
-        if service < self.services
-            && let Some(said) = self.said.get_mut(usize::from(service))
-        {
-            *said = Some((first, next));
-        }
+    /// A service says what its log holds. Whether it had not spoken before.
+    pub(super) fn say(&mut self, service: u8, first: Sequence, next: Sequence) -> bool {
+        let said = self.said.iter_mut().take(self.services.into()).nth(service.into());
+        said.is_some_and(|said| said.replace((first, next)).is_none())
     }
 
     /// Who has spoken so far, as it turns out, holds nothing of the session that this is about.
@@ -73,14 +70,14 @@ mod tests {
     fn nobody_speaks_for_the_others() {
         let mut holdings = Holdings::new(2);
         let range = |first, next| Some((Sequence(first), Sequence(next)));
-        holdings.say(0, Sequence(20), Sequence(50));
+        assert!(holdings.say(0, Sequence(20), Sequence(50)));
         assert_eq!((holdings.is_complete(), holdings.has_any(), holdings.gone_before()), (false, true, None));
-        holdings.say(1, Sequence(5), Sequence(40));
+        assert!(holdings.say(1, Sequence(5), Sequence(40)));
         assert_eq!((holdings.is_complete(), holdings.range()), (true, range(5, 50)));
         assert_eq!(holdings.gone_before(), Some(Sequence(5)));
-        holdings.say(1, Sequence(0), Sequence(0));
+        assert!(!holdings.say(1, Sequence(0), Sequence(0)), "it has spoken before");
         assert_eq!((holdings.is_complete(), holdings.range(), holdings.gone_before()), (true, range(20, 50), None));
-        holdings.say(2, Sequence(1), Sequence(90));
+        assert!(!holdings.say(2, Sequence(1), Sequence(90)));
         assert_eq!(holdings.range(), range(20, 50), "there is no third");
         holdings.hold_nothing();
         assert_eq!((holdings.is_complete(), holdings.range()), (true, None));
