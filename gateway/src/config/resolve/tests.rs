@@ -416,7 +416,8 @@ fn a_store_that_is_not_built_in_names_its_feature() {
 fn an_election_by_etcd_is_shown_with_its_defaults() {
     let text = "backend = \"etcd\"\n[election.etcd]\nendpoints = [\"10.0.0.1:2379\", \"etcd-2:2379\"]\nca_file = \"ca.pem\"\n\
                 certificate_file = \"c.pem\"\nkey_file = \"c.key\"\nuser = \"mdgw\"\npassword_file = \"secret\"\n";
-    let resolved = load(&with_election(text)).unwrap();
+    let text = with_election(text).replacen("[gateway]", "[gateway]\nnode = 0", 1);
+    let resolved = load(&text).unwrap();
     assert_eq!(resolved.warnings, Vec::<String>::new());
     let settings = resolved.settings().into_iter().filter(|(key, _)| is_of_store(key));
     let lines: Vec<String> = settings.map(|(key, value)| format!("{key} = {value}")).collect();
