@@ -3,3 +3,4 @@
 mod latch;
 mod lease;
 mod quorum;
+mod search;

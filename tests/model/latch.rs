@@ -40,10 +40,10 @@ use mdgw::election::{
     timing::LeaseTiming,
 };
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
-use mdgw_tests::captures::say;
-use stateright::{Checker as _, HasDiscoveries, Model, Property};
+use stateright::{Model, Property};
 
 use self::store::{Gone, Session, SessionId, Store, T, id_of, member};
+use super::search::{self, Searched};
 
 /// What is searched.
 #[derive(Clone, Debug)]
@@ -802,48 +802,22 @@ const AFTER_END: &str = "another leads after the end of a session";
 const AFTER_NOTICE: &str = "another leads after a notice of death";
 const HAND_OVER: &str = "another leads after a hand-over";
 
-/// What a search found.
-struct Found {
-    /// What went wrong, and after how many steps.
-    wrong: Option<(Wrong, usize)>,
-    states: usize,
-    reached: Vec<&'static str>,
-}
+impl Searched for Search {
+    type Wrong = Wrong;
 
-/// Searches breadth first through so many states.
-fn search(search: Search, states: usize) -> Found {
-    let ends = HasDiscoveries::AnyFailures;
-    let checker = search.checker().threads(1).target_state_count(states).finish_when(ends).spawn_bfs().join();
-    let mut discoveries = checker.discoveries();
-    let wrong = discoveries.remove("safe").map(|path| {
-        let steps = path.clone().into_actions().len();
-        (path.into_states().last().and_then(|state| state.wrong).expect("something went wrong"), steps)
-    });
-    Found { wrong, states: checker.unique_state_count(), reached: discoveries.into_keys().collect() }
-}
-
-/// Nothing goes wrong, though all of `reached` happens.
-#[track_caller]
-fn holds(what: &str, model: Search, reached: &[&str]) {
-    let found = search(model, states());
-    say(&format!("{what}: {} states", found.states));
-    assert_eq!(found.wrong, None, "after {} states", found.states);
-    for wanted in reached {
-        assert!(found.reached.contains(wanted), "too few states for this: {wanted}: {}", found.states);
+    fn wrong(state: &State) -> Option<Wrong> {
+        state.wrong
     }
 }
 
 #[track_caller]
-fn fails(what: &str, model: Search, expected: &[Wrong]) {
-    let found = search(model, states().max(CONTROL_STATES));
-    let (wrong, steps) = found.wrong.unwrap_or_else(|| panic!("not found in {} states", found.states));
-    say(&format!("without {what}: {wrong:?} after {steps} steps, {} states", found.states));
-    assert!(expected.contains(&wrong), "{wrong:?} after {steps} steps, {} states", found.states);
+fn holds(what: &str, model: Search, reached: &[&str]) {
+    search::holds(what, model, STATES, reached);
 }
 
-/// More for a long night: `STATES=10000000`.
-fn states() -> usize {
-    std::env::var("STATES").ok().map_or(400_000, |text| text.parse().expect("a number"))
+#[track_caller]
+fn fails(what: &str, model: Search, expected: &[Wrong]) {
+    search::fails(what, model, CONTROL_STATES, expected);
 }
 
 fn ticket_of(request: &SessionRequest) -> Ticket {
@@ -858,5 +832,7 @@ fn ticket_of(request: &SessionRequest) -> Ticket {
     }
 }
 
+/// Of a search in which nothing may go wrong.
+const STATES: usize = 400_000;
 /// What is to be found is found earlier, and then the search ends.
 const CONTROL_STATES: usize = 1_500_000;

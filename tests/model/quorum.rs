@@ -28,8 +28,9 @@ use mdgw_feeds::{
     identity::{Epoch, GroupId},
     time::MonoNs,
 };
-use mdgw_tests::captures::say;
-use stateright::{Checker as _, HasDiscoveries, Model, Property};
+use stateright::{Model, Property};
+
+use super::search::{self, Searched, fails};
 
 /// What is searched.
 #[derive(Clone, Debug)]
@@ -431,48 +432,26 @@ impl Model for Search {
     }
 }
 
-/// Searches breadth first until so many states have been generated; what went wrong, and after how many steps.
-fn search(search: Search, states: usize) -> (Option<(Wrong, usize)>, usize, bool) {
-    let checker = search.checker().threads(1).target_state_count(states).finish_when(HasDiscoveries::AnyFailures);
-    let checker = checker.spawn_bfs().join();
-    let found = checker.discovery("safe").map(|path| {
-        let steps = path.clone().into_actions().len();
-        (path.into_states().last().and_then(|state| state.wrong).expect("something went wrong"), steps)
-    });
-    (found, checker.state_count(), checker.discovery("another leads").is_some())
+impl Searched for Search {
+    type Wrong = Wrong;
+
+    fn wrong(state: &State) -> Option<Wrong> {
+        state.wrong
+    }
 }
 
 #[track_caller]
 fn holds(what: &str, model: Search, states: usize) {
-    let (found, count, moved) = search(model, at_least(states));
-    say(&format!("{what}: {count} states"));
-    assert_eq!(found, None, "after {count} states");
-    assert!(moved, "too few states for anybody else to lead: {count}");
+    search::holds(what, model, states, MOVED);
 }
 
-#[track_caller]
-fn fails(what: &str, model: Search, states: usize, expected: &[Wrong]) {
-    let (found, count, _) = search(model, at_least(states));
-    let (wrong, steps) = found.unwrap_or_else(|| panic!("not found in {count} states"));
-    say(&format!("without {what}: {wrong:?} after {steps} steps, {count} states"));
-    assert!(expected.contains(&wrong), "{wrong:?} after {steps} steps, {count} states");
-}
-
-/// Over one search: nothing goes wrong, and with a safeguard switched off something does within as many states. So the
-/// search is deep enough to be about that safeguard.
 #[track_caller]
 fn holds_only_with(safeguard: &str, model: Search, states: usize, switch_off: fn(&mut Search), expected: &[Wrong]) {
-    let mut without = model.clone();
-    switch_off(&mut without);
-    fails(safeguard, without, states, expected);
-    holds(&format!("with {safeguard}"), model, states);
+    search::holds_only_with(safeguard, model, (states, MOVED), switch_off, expected);
 }
 
-/// More for a long night: `STATES=10000000`.
-fn at_least(states: usize) -> usize {
-    let wanted = std::env::var("STATES").ok().map(|text| text.parse().expect("a number"));
-    wanted.map_or(states, |wanted: usize| wanted.max(states))
-}
+/// Without it there were too few states.
+const MOVED: &[&str] = &["another leads"];
 
 #[test]
 fn one_leads_at_a_time_whatever_comes_late() {

@@ -1,0 +1,82 @@
+//! Searching a model breadth first, and what must come of it.
+
+use std::fmt::Debug;
+
+use mdgw_tests::captures::say;
+use stateright::{Checker as _, HasDiscoveries, Model};
+
+/// A model whose property `safe` is that nothing has gone wrong.
+pub(super) trait Searched:
+    Model<State: Hashed, Action: Clone + Debug + PartialEq> + Clone + Send + Sync + 'static
+{
+    type Wrong: Copy + Debug + PartialEq;
+
+    /// What has gone wrong by then.
+    fn wrong(state: &Self::State) -> Option<Self::Wrong>;
+}
+
+/// What the search asks of a state.
+pub(super) trait Hashed: Clone + Debug + PartialEq + std::hash::Hash + Send + Sync + 'static {}
+impl<S: Clone + Debug + PartialEq + std::hash::Hash + Send + Sync + 'static> Hashed for S {}
+
+/// What a search found.
+struct Found<W> {
+    /// What went wrong, and after how many steps.
+    wrong: Option<(W, usize)>,
+    /// That were generated.
+    states: usize,
+    reached: Vec<&'static str>,
+}
+
+/// Until so many states have been generated.
+fn search<M: Searched>(model: M, states: usize) -> Found<M::Wrong> {
+    let ends = HasDiscoveries::AnyFailures;
+    let checker = model.checker().threads(1).target_state_count(at_least(states)).finish_when(ends).spawn_bfs().join();
+    let mut discoveries = checker.discoveries();
+    let wrong = discoveries.remove("safe").map(|path| {
+        let steps = path.clone().into_actions().len();
+        (path.into_states().last().and_then(M::wrong).expect("something went wrong"), steps)
+    });
+    Found { wrong, states: checker.state_count(), reached: discoveries.into_keys().collect() }
+}
+
+/// Nothing goes wrong, though all of `reached` happens.
+#[track_caller]
+pub(super) fn holds<M: Searched>(what: &str, model: M, states: usize, reached: &[&str]) {
+    let found = search(model, states);
+    say(&format!("{what}: {} states", found.states));
+    assert_eq!(found.wrong, None, "after {} states", found.states);
+    for wanted in reached {
+        assert!(found.reached.contains(wanted), "too few states for this: {wanted}: {}", found.states);
+    }
+}
+
+#[track_caller]
+pub(super) fn fails<M: Searched>(what: &str, model: M, states: usize, expected: &[M::Wrong]) {
+    let found = search(model, states);
+    let (wrong, steps) = found.wrong.unwrap_or_else(|| panic!("not found in {} states", found.states));
+    say(&format!("without {what}: {wrong:?} after {steps} steps, {} states", found.states));
+    assert!(expected.contains(&wrong), "{wrong:?} after {steps} steps, {} states", found.states);
+}
+
+/// Over one search: nothing goes wrong, though all of `reached` happens, and with a safeguard switched off something does within
+/// as many states. So the search is deep enough to be about that safeguard.
+#[track_caller]
+pub(super) fn holds_only_with<M: Searched>(
+    safeguard: &str,
+    model: M,
+    (states, reached): (usize, &[&str]),
+    switch_off: fn(&mut M),
+    expected: &[M::Wrong],
+) {
+    let mut without = model.clone();
+    switch_off(&mut without);
+    fails(safeguard, without, states, expected);
+    holds(&format!("with {safeguard}"), model, states, reached);
+}
+
+/// More for a long night: `STATES=10000000`.
+fn at_least(states: usize) -> usize {
+    let wanted = std::env::var("STATES").ok().map(|text| text.parse().expect("a number"));
+    wanted.map_or(states, |wanted: usize| wanted.max(states))
+}
