@@ -481,7 +481,7 @@ impl World {
     }
 }
 
-/// A test that panics says what its gateways said last, and how far its receivers had come.
+/// A test that panics says what its gateways said first and last, and how far its receivers had come.
 impl Drop for World {
     fn drop(&mut self) {
         if !std::thread::panicking() {
@@ -490,7 +490,9 @@ impl Drop for World {
         for gateway in self.running.iter().flatten() {
             let said = gateway.said();
             let lines: Vec<&str> = said.lines().collect();
-            say(&lines[lines.len().saturating_sub(SAID_LINES)..].join("\n"));
+            let (first, rest) = lines.split_at(lines.len().min(SAID_LINES));
+            let last = &rest[rest.len().saturating_sub(SAID_LINES)..];
+            say(&format!("{}\n…\n{}\n---", first.join("\n"), last.join("\n")));
         }
         for (number, receiver) in self.receivers.iter().enumerate() {
             let (told, epoch) = receiver.progress();

@@ -64,7 +64,7 @@ impl Givers {
                 Err(error) => {
                     tracing::warn!(%peer, channel = setup.name, %error, "no copy of the peer's state");
                     // Who isn't there is not waited for once more.
-                    if matches!(error, CopyError::Io(_)) {
+                    if matches!(error, CopyError::Absent(_) | CopyError::Io(_)) {
                         self.peers.retain(|other| *other != peer);
                     }
                 }
@@ -79,7 +79,7 @@ fn copy_of(peer: SocketAddrV4, node: u8, key: &SharedKey, joining: &ChannelConfi
     let mut attempt = 1;
     loop {
         match take_copy(peer, node, key.clone(), joining.clone(), PATIENCE) {
-            Err(CopyError::Fault(fault)) if fault.passes() && attempt < ATTEMPTS_MAX => std::thread::sleep(AGAIN),
+            Err(error) if error.passes() && attempt < ATTEMPTS_MAX => std::thread::sleep(AGAIN),
             outcome => return outcome,
         }
         attempt += 1;

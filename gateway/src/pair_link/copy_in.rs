@@ -17,7 +17,10 @@ use crate::election::auth::{Nonce, SharedKey};
 /// Why no copy has come.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
-    /// Nobody answers, or no more.
+    /// Nobody is there.
+    #[error("{0}")]
+    Absent(io::Error),
+    /// Who was there says nothing more.
     #[error("{0}")]
     Io(#[from] io::Error),
     /// What came can't be read.
@@ -29,6 +32,18 @@ pub enum CopyError {
     /// Slices are missing or changed.
     #[error("slices are missing, or changed on the way")]
     Damaged,
+}
+
+impl CopyError {
+    /// Whether another attempt may end otherwise.
+    #[must_use]
+    pub fn passes(&self) -> bool {
+        match self {
+            Self::Io(_) => true,
+            Self::Fault(fault) => fault.passes(),
+            Self::Absent(_) | Self::Link(_) | Self::Damaged => false,
+        }
+    }
 }
 
 /// The channel, in the state in which the gateway that listens there has it.
@@ -44,7 +59,7 @@ pub fn take_copy(
 ) -> Result<Channel, CopyError> {
     let channel = config.id;
     let mut taker = CopyTaker::new(config);
-    let mut socket = TcpStream::connect_timeout(&peer.into(), patience)?;
+    let mut socket = TcpStream::connect_timeout(&peer.into(), patience).map_err(CopyError::Absent)?;
     socket.set_read_timeout(Some(patience))?;
     socket.set_write_timeout(Some(patience))?;
     let mut stream = LinkStream::new(key, node, Nonce::random()?);

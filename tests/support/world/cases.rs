@@ -71,7 +71,7 @@ impl Case {
 const ETCD: Backend = Backend::Store(Store::Etcd);
 
 /// All of them.
-pub const CASES: [Case; 42] = {
+pub const CASES: [Case; 43] = {
     use Backend::Quorum;
     use Wanted::{NothingMoves, OtherLeads, SomebodyLeads};
     [
@@ -146,6 +146,12 @@ pub const CASES: [Case; 42] = {
             network::lose_lines_of_standby,
         )
         .with(tell_books),
+        Case::new(
+            "standby-loss-stop",
+            "the standby misses 30 % of both lines, and the leader is stopped (SIGSTOP) until it takes over",
+            OtherLeads,
+            network::lose_lines_of_standby_and_stop,
+        ),
         Case::new(
             "output-cut",
             "nothing that the leader publishes leaves its host; its renewals do",

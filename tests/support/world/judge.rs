@@ -3,11 +3,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    fmt::Write as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use mdgw::{
+    capture_file::{CaptureFile, OpenOptions},
     config::Resolved,
     standin::itch_generator::{ItchDay, ItchGenerator, ItchPackets},
     verify::Promise,
@@ -17,6 +19,7 @@ use mdgw_feeds::{
     channel::{Channel, Datagram},
     frame::{FrameKind, FrameMeta, FrameSink},
     identity::{Epoch, Line, Sequence, Session},
+    published::packet::parse_packet,
     time::{MonoNs, UnixNs},
 };
 use serde_json::Value;
@@ -97,20 +100,20 @@ impl Expected {
         expected
     }
 
-    /// What was never told, with what was told before and after its place: some of it, in words.
-    fn never_told(&self, delivered: &[Delivered]) -> Vec<String> {
+    /// What was never told, with what was told before and after its place: some of it.
+    fn never_told(&self, delivered: &[Delivered]) -> Vec<NeverTold> {
         let name_of = |delivered: &Delivered| match delivered.what {
             What::Message { name, .. } => Some(name),
             What::Gap(_) | What::Lost(_) | What::End => None,
         };
         let told: HashSet<_> = delivered.iter().filter_map(name_of).collect();
         let lost = self.messages.iter().map(|(name, _)| *name).filter(|name| !told.contains(name));
-        let in_words = |name: (Session, u64)| {
-            let before = delivered.iter().rev().find(|told| name_of(told).is_some_and(|told| told < name));
-            let after = delivered.iter().find(|told| name_of(told).is_some_and(|told| told > name));
-            format!("never told {name:?}, after {before:?}, before {after:?}")
+        let never_told = |name: (Session, u64)| NeverTold {
+            name,
+            before: delivered.iter().rev().find(|told| name_of(told).is_some_and(|told| told < name)).copied(),
+            after: delivered.iter().find(|told| name_of(told).is_some_and(|told| told > name)).copied(),
         };
-        lost.take(LOST_TOLD_MAX).map(in_words).collect()
+        lost.take(LOST_TOLD_MAX).map(never_told).collect()
     }
 
     /// What is wrong with what one receiver was told.
@@ -155,6 +158,42 @@ impl Expected {
             *(if is_doubtful { &mut faults.in_doubt } else { &mut faults.lost }) += 1;
         }
         faults
+    }
+}
+
+/// A message that a receiver was never told.
+#[derive(Clone, Copy, Debug)]
+struct NeverTold {
+    name: (Session, u64),
+    before: Option<Delivered>,
+    after: Option<Delivered>,
+}
+
+impl NeverTold {
+    /// With every captured packet in whose range it lies.
+    fn in_words(&self, captures: &[PathBuf]) -> String {
+        let Self { name: (session, sequence), before, after } = self;
+        let mut text = format!("never told: {sequence} of {session:?}, after {before:?}, before {after:?}");
+        for (receiver, capture) in (0..).zip(captures) {
+            let mut file = CaptureFile::open(capture, &OpenOptions::default()).expect("a receiver's capture");
+            while let Ok(Some(datagram)) = file.next_datagram() {
+                let Ok(packet) = parse_packet(datagram.payload) else { continue };
+                let has_it = packet.frames().any(|(header, _)| header.sequence.get() == *sequence);
+                let is_in_range = (packet.meta.first.0..packet.meta.next.0).contains(sequence);
+                if packet.meta.session == *session && (is_in_range || has_it) {
+                    // Writing to a string cannot fail.
+                    let _ = write!(text, "\n  receiver {receiver} at {} from {}, ", datagram.time_ns, datagram.src);
+                    let _ = write!(
+                        text,
+                        "{}: {:?}, {:?}",
+                        if has_it { "has it" } else { "silent" },
+                        packet.meta,
+                        packet.part
+                    );
+                }
+            }
+        }
+        text
     }
 }
 
@@ -286,6 +325,7 @@ impl Judged {
         let verified = verify(&captures, &["--json"]);
         let lost: Vec<_> = received.iter().flat_map(|received| expected.never_told(&received.delivered)).collect();
         if !lost.is_empty() {
+            let lost: Vec<_> = lost.iter().map(|lost| lost.in_words(&captures)).collect();
             say(&format!("{}\n{}", lost.join("\n"), records.said.join("\n---\n")));
         }
         Self {

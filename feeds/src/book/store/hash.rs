@@ -14,7 +14,9 @@
 //!
 //! **Bounds.** Whoever knows the multipliers can choose ids that collide; so a search goes
 //! [`PROBES_MAX`] places at most, and what would rest further off is refused ([`BookFault::OrderProbesExceeded`]).
-//! A secret [`BookLimits::order_hash_seed`] makes other multipliers.
+//! A secret [`BookLimits::order_hash_seed`] makes other multipliers: of those that the seed leads to, the first ones under
+//! which ids that are numbered upwards come to places far from each other. One odd number in two hundred is no such
+//! multiplier: it is so near a simple fraction of 2^64 that a venue's ids crowd in a few places of the table.
 
 use super::{
     super::{BookFault, BookLimits, memory, prefetch},
@@ -53,9 +55,15 @@ const REGIONS_MIN: usize = 64;
 /// log2 of a region's part that the ids of one group come to.
 const PART_BITS: u32 = 2;
 
-/// Odd numbers near 2^64 times an irrational number, the second one divided by the golden ratio: neighbouring ids come as
-/// far apart as can be.
+/// Where the search for multipliers begins: odd numbers near 2^64 times an irrational number.
 const MULTIPLIERS: [u64; 2] = [0xd1b5_4a32_d192_ed03, 0x9e37_79b9_7f4a_7c15];
+
+/// How near a multiplier may come to a fraction: see [`is_far_from_fractions`].
+const QUOTIENT_MAX: u64 = 8;
+/// Where ids come in steps: each is nearly a group of its own, so fewer orders crowd at a place.
+const STRIDE_QUOTIENT_MAX: u64 = 256;
+/// Groups of ids that a day counts, and more.
+const GROUPS_MAX: u64 = 1 << 30;
 
 impl HashStore {
     pub(super) fn with_len_max(len_max: usize, seed: u64) -> Self {
@@ -69,7 +77,7 @@ impl HashStore {
             len: 0,
             len_max,
             id_last: 0,
-            multipliers: MULTIPLIERS.map(|odd| odd.wrapping_add(seed.wrapping_mul(odd) << 1)),
+            multipliers: MULTIPLIERS.map(|odd| multiplier(odd, seed)),
         }
     }
 
@@ -235,6 +243,39 @@ impl Order {
     }
 }
 
+/// The first of the multipliers to which `odd` and `seed` lead that spreads ids, whatever step they count in.
+fn multiplier(odd: u64, seed: u64) -> u64 {
+    let spreads = |multiplier: &u64| {
+        // Ids count upwards, or in steps of a power of two or of ten.
+        let mut strides = (1..=20).map(|power| 1 << power).chain((1..=6).map(|power| 10_u64.pow(power)));
+        is_far_from_fractions(*multiplier, QUOTIENT_MAX)
+            && strides.all(|stride| is_far_from_fractions(multiplier.wrapping_mul(stride), STRIDE_QUOTIENT_MAX))
+    };
+    let mut candidates = (0..=u64::MAX).map(|step| odd.wrapping_mul(seed.wrapping_add(step) << 1 | 1));
+    candidates.find(spreads).unwrap_or(odd)
+}
+
+/// Whether no partial quotient of the continued fraction of `multiplier` / 2^64 is above `quotient_max`, up to denominators of
+/// [`GROUPS_MAX`].
+///
+/// The places of the numbers 0 to N are then nowhere closer to each other than about 1 / (`quotient_max` N) of the table. A large
+/// quotient is a fraction p/q very close by: the places of all numbers lie in q small crowds.
+fn is_far_from_fractions(multiplier: u64, quotient_max: u64) -> bool {
+    // 2^64 is divided without being held.
+    let first = u64::MAX / multiplier.max(1);
+    let (mut divisor, mut remainder) = (multiplier, 0_u64.wrapping_sub(first.wrapping_mul(multiplier)));
+    let (mut quotient, mut denominators) = (first, (1, first));
+    while quotient <= quotient_max {
+        if denominators.1 >= GROUPS_MAX || remainder == 0 {
+            return denominators.1 >= GROUPS_MAX;
+        }
+        quotient = divisor / remainder;
+        (divisor, remainder) = (remainder, divisor % remainder);
+        denominators = (denominators.1, denominators.1.saturating_mul(quotient).saturating_add(denominators.0));
+    }
+    false
+}
+
 /// `number` as a fraction of 2^64, times `count`.
 #[expect(clippy::cast_possible_truncation, reason = "the product's upper half is below `count`")]
 #[inline]
@@ -321,6 +362,42 @@ mod tests {
                 assert_eq!(store.insert(order(id_of(number))), Ok(()));
             }
             assert_eq!(store.insert(order(id_of(1 << 40))), Err(BookFault::OrdersFull));
+        }
+    }
+
+    /// Seeds whose first multiplier is very near a fraction: 2/5 and the like.
+    const CROWDING_SEEDS: [u64; 5] = [
+        0x544f_d007_fdcf_9873,
+        0x2626_04da_56b1_7b8e,
+        0x1ba9_a989_ab9c_94e7,
+        0xc4f9_71b5_9c8d_4915,
+        0xe273_48ab_c40c_b35c,
+    ];
+
+    #[test]
+    fn no_seed_makes_ids_crowd() {
+        let golden = MULTIPLIERS[1];
+        assert!(is_far_from_fractions(golden, 1), "all its quotients are 1");
+        let third = u64::MAX / 3;
+        assert!(!is_far_from_fractions(third, STRIDE_QUOTIENT_MAX));
+        for (number, is_far) in [(0, false), (1, false), (1 << 63, false), (u64::MAX, false), (golden ^ 1 << 55, true)]
+        {
+            assert_eq!(is_far_from_fractions(number, STRIDE_QUOTIENT_MAX), is_far, "{number:#x}");
+        }
+        for seed in CROWDING_SEEDS {
+            let plain = MULTIPLIERS[0].wrapping_mul(seed << 1 | 1);
+            assert!(!is_far_from_fractions(plain, STRIDE_QUOTIENT_MAX));
+            for stride in [1, 3, 64, 1_000] {
+                let mut store = HashStore::with_len_max(100_000, seed);
+                for number in 0..100_000 {
+                    assert_eq!(store.insert(order(number * stride)), Ok(()), "{seed:#x}, in steps of {stride}");
+                }
+            }
+            // Negative control: with the first multiplier that the seed leads to most are refused.
+            let mut crowded = HashStore::with_len_max(100_000, 0);
+            crowded.multipliers[0] = plain;
+            let taken = (0..100_000).filter(|number| crowded.insert(order(*number)).is_ok()).count();
+            assert!(taken < 99_000, "{seed:#x}: {taken}");
         }
     }
 

@@ -125,7 +125,9 @@ impl CopyWalk {
     }
 
     fn note_one(&mut self, touched: Touched) {
-        if self.touched.last() == Some(&touched) {
+        // What was written since says nothing of what has come now.
+        let is_written = self.written == self.touched.len();
+        if !is_written && self.touched.last() == Some(&touched) {
             return;
         }
         if self.touched.len() == self.touched.capacity() {
@@ -253,4 +255,22 @@ fn write_counts(counts: CoreCounts, out: &mut Vec<u8>) {
     out.extend(instruments.to_le_bytes());
     out.extend(priority_next.to_le_bytes());
     out.push(is_new_suspect.into());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_touched_again_after_it_was_written_is_noted_again() {
+        let mut walk = CopyBuffer::in_small_slices().into_walk();
+        let book = Touched::Book(InstrumentIndex(7));
+        walk.note_one(book);
+        walk.note_one(book);
+        assert_eq!(walk.touched, [book]);
+        // A slice that was full with it: there is another one before the end.
+        walk.written = 1;
+        walk.note_one(book);
+        assert_eq!(walk.touched, [book; 2]);
+    }
 }

@@ -7,6 +7,7 @@ use mdgw_feeds::identity::Epoch;
 use super::{super::OUTPUT, Blow, calm, follow, now_ns};
 use crate::{
     namespaces::Host,
+    process::Signal,
     world::{LINES, World},
 };
 
@@ -32,22 +33,40 @@ pub(super) fn lose_a_line(world: &mut World, _trial: u64) -> Blow {
     })
 }
 
-pub(super) fn lose_lines_of_leader(world: &mut World, trial: u64) -> Blow {
+pub(super) fn lose_lines_of_leader(world: &mut World, _trial: u64) -> Blow {
     let leader = world.leader();
-    lose_lines_and_kill(world, leader, trial)
+    lose_lines(world, leader, 10);
+    kill_while_lossy(world)
 }
 
-pub(super) fn lose_lines_of_standby(world: &mut World, trial: u64) -> Blow {
+pub(super) fn lose_lines_of_standby(world: &mut World, _trial: u64) -> Blow {
     let standby = 3 - world.leader();
-    lose_lines_and_kill(world, standby, trial)
+    lose_lines(world, standby, 10);
+    kill_while_lossy(world)
+}
+
+/// Who succeeds the leader is short of packets that only the leader had.
+pub(super) fn lose_lines_of_standby_and_stop(world: &mut World, _trial: u64) -> Blow {
+    let standby = 3 - world.leader();
+    lose_lines(world, standby, 30);
+    let (leader, before) = (world.leader(), world.epoch());
+    let struck_ns = world.signal(leader, Signal::Stop);
+    follow(world, before);
+    world.switch.heal();
+    world.signal(leader, Signal::Continue);
+    world.wait_until_stands(leader);
+    Blow { before, struck_ns, calm_until_ns: None }
+}
+
+fn lose_lines(world: &World, lossy: u8, percent: u32) {
+    for line in LINES {
+        world.switch.lose(*line.ip(), world.host(lossy), percent);
+    }
+    world.wait_for_more(1_000);
 }
 
 /// Still lossy while somebody else takes over.
-fn lose_lines_and_kill(world: &mut World, lossy: u8, _trial: u64) -> Blow {
-    for line in LINES {
-        world.switch.lose(*line.ip(), world.host(lossy), 10);
-    }
-    world.wait_for_more(1_000);
+fn kill_while_lossy(world: &mut World) -> Blow {
     let (leader, before) = (world.leader(), world.epoch());
     let struck_ns = world.kill(leader);
     follow(world, before);
