@@ -20,29 +20,28 @@
 //! that is searched here, that word of a session has come in time makes these good.
 //! All switches are the store's, its client's or the gateway's around the core: the core itself is the product's.
 
+mod client;
+mod network;
 mod searches;
 mod store;
 
-use std::{
-    collections::BTreeMap,
-    hash::{DefaultHasher, Hash as _, Hasher as _},
-};
+use std::collections::BTreeMap;
 
 use mdgw::election::{
     core::{CloseReason, Core as _, Input, Output, Progress},
-    fitness::Standing,
-    identity::Incarnation,
     lease::OnSuspended,
     peer::DeathNotice,
     record::ConfigurationMark,
-    register::{Link, Ticket},
-    session_latch::{SessionAnswer, SessionEvent, SessionLatch, SessionLatchConfig, SessionRequest},
+    session_latch::{SessionEvent, SessionLatch, SessionLatchConfig, SessionRequest},
     timing::LeaseTiming,
 };
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
 use stateright::{Model, Property};
 
-use self::store::{Gone, Session, SessionId, Store, T, id_of, member};
+use self::{
+    network::fingerprint,
+    store::{Gone, Session, SessionId, Store, T, member},
+};
 use super::search::{self, Searched};
 
 /// What is searched.
@@ -290,169 +289,6 @@ impl Search {
         }
     }
 
-    // ---- between a gateway and the store ----
-
-    fn ask(&self, state: &mut State, node: usize, request: SessionRequest) {
-        let Node { session, place, .. } = state.nodes[node];
-        let id = (node, session);
-        let is_of_place =
-            matches!(request, SessionRequest::Renew(_) | SessionRequest::TakeEpoch { .. } | SessionRequest::Leave(_));
-        if let SessionRequest::Touch(ticket) = request {
-            if state.store.hears(id, state.now, self.word_after) {
-                self.step(state, node, Input::Backend(SessionEvent::Answer(ticket, SessionAnswer::Done)));
-            }
-        } else if is_of_place && place.is_none() {
-            state.tell(id, SessionEvent::Answer(ticket_of(&request), SessionAnswer::Gone));
-        } else {
-            state.fly(Load::Request { from: id, asked: Asked { place, request }, is_awaited: true });
-        }
-    }
-
-    /// What the store makes of a request; `None`: its session has ended.
-    fn at_store(&self, state: &mut State, from: SessionId, asked: &Asked) -> Option<SessionAnswer> {
-        let Asked { place, request } = asked;
-        if self.in_order {
-            state.network.retain(|flying| !flying.what.is_before(from, request));
-        }
-        let store = &mut state.store;
-        let is_alive = store.hears(from, state.now, self.word_after);
-        let stands = is_alive && place.is_some_and(|place| store.stands(place));
-        let takes_unchecked = !self.place_check && matches!(request, SessionRequest::TakeEpoch { .. });
-        if !is_alive && !takes_unchecked {
-            return None;
-        }
-        let done = |is_done| if is_done { SessionAnswer::Done } else { SessionAnswer::Gone };
-        Some(match request {
-            SessionRequest::Join(_) => {
-                if store.place_of(from).is_some() && self.in_order && !self.remakes {
-                    state.wrong.get_or_insert(Wrong::StandsTwice);
-                }
-                state.join(from);
-                SessionAnswer::Done
-            }
-            SessionRequest::Look(_) => {
-                let (answer, own) = store.look(from);
-                state.knows_place(from, own);
-                answer
-            }
-            SessionRequest::Touch(_) => unreachable!("answered at once"),
-            SessionRequest::Renew(_) => done(stands),
-            SessionRequest::TakeEpoch { .. } if self.place_check && !stands => SessionAnswer::Gone,
-            SessionRequest::TakeEpoch { expected, .. } if self.version_check && *expected != store.version => {
-                SessionAnswer::Refused
-            }
-            SessionRequest::TakeEpoch { epoch, .. } => {
-                store.take_epoch(*epoch);
-                SessionAnswer::Done
-            }
-            SessionRequest::Leave(_) => done(stands && place.is_some_and(|place| state.remove(place, Gone::Left))),
-            SessionRequest::Remove(_, name) => {
-                let place = store.named(name);
-                done(place.is_some_and(|place| state.remove(place, Gone::Removed)))
-            }
-        })
-    }
-
-    fn arrive(&self, state: &mut State, load: Load) {
-        match load {
-            Load::Request { from, asked, is_awaited } => {
-                let answer = self.at_store(state, from, &asked);
-                if let Some(answer) = answer.filter(|_| is_awaited) {
-                    state.tell(from, SessionEvent::Answer(ticket_of(&asked.request), answer));
-                }
-            }
-            Load::Event { to, event } => {
-                let has_ended = event == SessionEvent::Link(Link::Ended);
-                self.step(state, to.0, Input::Backend(event));
-                if has_ended {
-                    self.begin_session(state, to.0);
-                }
-            }
-            Load::Died { to, notice } => self.step(state, to, Input::Died(notice)),
-        }
-    }
-
-    fn begin_session(&self, state: &mut State, node: usize) {
-        let Node { incarnation, session, .. } = state.nodes[node];
-        let id = (node, session + 1);
-        (state.nodes[node].session, state.nodes[node].place) = (id.1, None);
-        // Of an earlier session nothing comes any more.
-        state.network.retain(|flying| !matches!(flying.what, Load::Event { to, .. } if to.0 == node));
-        state.store.begin_session(id, incarnation, state.now);
-        let asked = self.clock(node, state.now);
-        state.tell(id, SessionEvent::Began { timeout_ns: self.told_ns, asked });
-    }
-
-    /// What was asked may have been done or not, now or later.
-    fn give_up(&self, state: &mut State, mut asked: Vec<(SessionId, Ticket)>) {
-        asked.sort_unstable();
-        for (id, ticket) in asked {
-            if state.is_current(id) {
-                let answer = SessionAnswer::Unknown(String::new());
-                self.step(state, id.0, Input::Backend(SessionEvent::Answer(ticket, answer)));
-            }
-        }
-    }
-
-    /// The connection is another one from now on. What was asked over the old one may still be done.
-    fn break_connection(&self, state: &mut State, node: usize) {
-        let id = (node, state.nodes[node].session);
-        let given_up = state.network.iter().filter_map(|flying| flying.what.awaited()).filter(|(of, _)| *of == id);
-        let given_up: Vec<_> = given_up.collect();
-        state.network.retain(|flying| !flying.what.is_answer_to(id));
-        for Flying { what, is_late } in &mut state.network {
-            if let Load::Request { from, is_awaited, .. } = what
-                && *from == id
-            {
-                (*is_awaited, *is_late) = (false, true);
-            }
-        }
-        self.step(state, node, Input::Backend(SessionEvent::Link(Link::Doubtful)));
-        self.give_up(state, given_up);
-        self.step(state, node, Input::Backend(SessionEvent::Link(Link::Up)));
-    }
-
-    /// The session with that index has not been heard of for too long.
-    fn end_session(&self, state: &mut State, index: usize) {
-        let id = state.store.sessions[index].id;
-        if !self.remakes {
-            state.store.sessions.remove(index);
-        }
-        while let Some(place) = state.store.place_of(id) {
-            state.remove(place, Gone::Ended);
-        }
-        if self.remakes && state.is_current(id) {
-            state.store.hears(id, state.now, self.word_after);
-            state.join(id);
-        } else {
-            state.tell(id, SessionEvent::Link(Link::Ended));
-        }
-    }
-
-    fn restart(&self, state: &mut State, node: usize) {
-        let Node { incarnation, fence, .. } = state.nodes[node];
-        if let Some((epoch, _)) = fence {
-            let notice = DeathNotice { holder: id_of(node), incarnation: Incarnation(incarnation), epoch };
-            for to in (0..self.gateways).filter(|to| *to != node) {
-                (0..2).for_each(|_| state.fly(Load::Died { to, notice }));
-            }
-        }
-        // What it was to be told is lost; what it asked for may be done.
-        state.network.retain(|flying| !matches!(flying.what, Load::Died { to, .. } if to == node));
-        let own_epoch = if self.epochs_heard { state.opened } else { Epoch::default() };
-        let of_node = &mut state.nodes[node];
-        of_node.core = self.latch(node, incarnation + 1, own_epoch);
-        of_node.incarnation += 1;
-        (of_node.fence, of_node.sends_end, of_node.drains) = (None, MonoNs(0), false);
-        self.begin(state, node);
-    }
-
-    /// Its process has just been started.
-    fn begin(&self, state: &mut State, node: usize) {
-        self.begin_session(state, node);
-        self.step(state, node, Input::Standing(Standing::Stands));
-    }
-
     // ---- what is judged ----
 
     fn may_send(&self, state: &State, node: usize) -> Option<Epoch> {
@@ -570,89 +406,6 @@ impl Search {
         }
         self.step(state, node, Input::Drained { positions: BTreeMap::new() });
     }
-}
-
-impl State {
-    fn fly(&mut self, what: Load) {
-        self.network.push(Flying { what, is_late: false });
-    }
-
-    /// Nothing is told of a session that its gateway has no more.
-    fn tell(&mut self, to: SessionId, event: SessionEvent) {
-        if self.is_current(to) {
-            self.fly(Load::Event { to, event });
-        }
-    }
-
-    /// Whether that session is the one that its gateway has now.
-    fn is_current(&self, (node, session): SessionId) -> bool {
-        self.nodes[node].session == session
-    }
-
-    fn join(&mut self, of: SessionId) {
-        let place = self.store.join(of);
-        self.knows_place(of, place);
-    }
-
-    /// The client learns of its place with the answer; until then nothing is asked about it.
-    fn knows_place(&mut self, of: SessionId, place: Option<u32>) {
-        if self.is_current(of) {
-            self.nodes[of.0].place = place;
-        }
-    }
-
-    /// Takes a place away, and tells whoever watches it. Says whether it was there.
-    fn remove(&mut self, place: u32, how: Gone) -> bool {
-        let watchers = self.store.remove(place, how);
-        for to in watchers.iter().flatten() {
-            self.tell(*to, SessionEvent::Stirred);
-        }
-        watchers.is_some()
-    }
-
-    /// Whether nothing that its session asked before waits for an answer. What was given up is done before it or never.
-    fn is_next(&self, flying: &Flying) -> bool {
-        let Load::Request { from, asked, .. } = &flying.what else { return true };
-        let mut waiting = self.network.iter().filter(|other| other.what.awaited().is_some());
-        !waiting.any(|other| other.what.is_before(*from, &asked.request))
-    }
-
-    /// Another than node 1 leads, after the place before it went that way.
-    fn has_moved(&self, how: Gone) -> bool {
-        self.store.gone == Some(how) && self.nodes.iter().skip(1).any(|node| node.fence.is_some())
-    }
-}
-
-impl Load {
-    /// Whose request still waits for an answer, or for this one.
-    fn awaited(&self) -> Option<(SessionId, Ticket)> {
-        match self {
-            Self::Request { from, asked, is_awaited: true } => Some((*from, ticket_of(&asked.request))),
-            Self::Event { to, event: SessionEvent::Answer(ticket, _) } => Some((*to, *ticket)),
-            Self::Request { .. } | Self::Event { .. } | Self::Died { .. } => None,
-        }
-    }
-
-    /// Whether that session asked it before that request.
-    fn is_before(&self, session: SessionId, request: &SessionRequest) -> bool {
-        let Self::Request { from, asked, .. } = self else { return false };
-        *from == session && ticket_of(&asked.request) < ticket_of(request)
-    }
-
-    fn is_answer_to(&self, id: SessionId) -> bool {
-        matches!(self, Self::Event { to, event: SessionEvent::Answer(..) } if *to == id)
-    }
-
-    /// What a client asks for again with each connection until it knows.
-    fn is_never_lost(&self) -> bool {
-        matches!(self, Self::Event { .. }) && self.awaited().is_none()
-    }
-}
-
-fn fingerprint(flying: &Flying) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    flying.hash(&mut hasher);
-    hasher.finish()
 }
 
 impl Model for Search {
@@ -818,18 +571,6 @@ fn holds(what: &str, model: Search, reached: &[&str]) {
 #[track_caller]
 fn fails(what: &str, model: Search, expected: &[Wrong]) {
     search::fails(what, model, CONTROL_STATES, expected);
-}
-
-fn ticket_of(request: &SessionRequest) -> Ticket {
-    match request {
-        SessionRequest::Join(ticket)
-        | SessionRequest::Look(ticket)
-        | SessionRequest::Touch(ticket)
-        | SessionRequest::Renew(ticket)
-        | SessionRequest::TakeEpoch { ticket, .. }
-        | SessionRequest::Leave(ticket)
-        | SessionRequest::Remove(ticket, _) => *ticket,
-    }
 }
 
 /// Of a search in which nothing may go wrong.
