@@ -372,6 +372,7 @@ impl Gateway {
                     "behind_messages": joining.behind_messages,
                     "channels_missing": joining.channels_missing,
                     "level_ms": joining.level_ns / 1_000_000,
+                    "unlike_ms": joining.unlike_ns / 1_000_000,
                 })
             });
             let fitness = condition.map(|condition| condition.fitness.class().name());

@@ -63,6 +63,8 @@ struct GroupWatch {
     fitness: FitnessWatch,
     told: Option<Standing>,
     told_at: MonoNs,
+    /// Whether it was told that this gateway does not come to have its peer's messages.
+    is_unlike: bool,
     class: Option<FitnessClass>,
     /// Windows that differed, and when one did last.
     different: (u64, Option<MonoNs>),
@@ -127,7 +129,14 @@ impl GroupWatch {
     }
 
     fn tell(&mut self, group: GroupId, joining: JoinProgress, now: MonoNs) {
-        let JoinProgress { standing, behind_messages, channels_missing, level_ns } = joining;
+        let JoinProgress { standing, behind_messages, channels_missing, level_ns, unlike_ns } = joining;
+        if !core::mem::replace(&mut self.is_unlike, unlike_ns >= UNLIKE_NS) && self.is_unlike {
+            tracing::error!(
+                alarm = "does-not-stand",
+                group = group.0,
+                "as far as its peer, but its messages are not the peer's: its books are in doubt; started again, it begins with the peer's"
+            );
+        }
         if self.told.replace(standing) != Some(standing) {
             match standing {
                 Standing::Joins => {
@@ -303,6 +312,8 @@ pub(super) fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// A difference keeps leadership from moving by itself for so long: an hour, in which somebody will have looked at it.
 const DIFFERS_NS: u64 = 3_600_000_000_000;
+/// Whoever joins has its peer's messages after some seconds, or never.
+const UNLIKE_NS: u64 = 10_000_000_000;
 /// Between two lines of the log that tell how far joining has come.
 const TELL_NS: u64 = 1_000_000_000;
 /// The link needs a moment to come up.

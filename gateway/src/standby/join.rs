@@ -39,6 +39,8 @@ pub struct JoinProgress {
     pub channels_missing: usize,
     /// Since when it has been level, ns.
     pub level_ns: u64,
+    /// For how long it has been level without having the peer's messages, ns; 0: it has them, or that isn't known yet.
+    pub unlike_ns: u64,
 }
 
 /// Looks again and again. Once it stands it stands: what is worse later is for fitness to say.
@@ -47,6 +49,8 @@ pub struct JoinWatch {
     standing: Standing,
     /// Since when, and the windows then.
     level: Option<(MonoNs, Windows)>,
+    /// Level since then, and not alike.
+    unlike: Option<MonoNs>,
     /// Less fit than the peer since then.
     worse: Option<MonoNs>,
     progress: JoinProgress,
@@ -57,8 +61,8 @@ impl JoinWatch {
     #[must_use]
     pub fn new() -> Self {
         let standing = Standing::Joins;
-        let progress = JoinProgress { standing, behind_messages: 0, channels_missing: 0, level_ns: 0 };
-        Self { standing, level: None, worse: None, progress }
+        let progress = JoinProgress { standing, behind_messages: 0, channels_missing: 0, level_ns: 0, unlike_ns: 0 };
+        Self { standing, level: None, unlike: None, worse: None, progress }
     }
 
     /// What had come of it at the last look.
@@ -86,21 +90,28 @@ impl JoinWatch {
         let is_level = channels_missing == 0 && behind_messages <= LEVEL_MESSAGES && !is_worse;
         let (since, before) = *self.level.get_or_insert((now, look.windows));
         let windows = look.windows;
-        if !is_level || windows.different != before.different {
+        if !is_level {
+            (self.level, self.unlike) = (None, None);
+        } else if windows.different != before.different {
             self.level = None;
+            self.unlike.get_or_insert(since);
         } else if now.since(since) >= LEVEL_NS {
             // A peer that tells windows of which none is alike has better books.
             if windows.told == before.told || windows.equal > before.equal {
                 self.standing = Standing::Stands;
+                self.unlike = None;
             } else {
                 self.level = None;
+                self.unlike.get_or_insert(since);
             }
         }
         if !look.has_peer {
             self.standing = Standing::Stands;
         }
         let level_ns = self.level.map_or(0, |(since, _)| now.since(since));
-        self.progress = JoinProgress { standing: self.standing, behind_messages, channels_missing, level_ns };
+        let unlike_ns = self.unlike.map_or(0, |since| now.since(since));
+        self.progress =
+            JoinProgress { standing: self.standing, behind_messages, channels_missing, level_ns, unlike_ns };
         self.progress
     }
 }
@@ -178,7 +189,9 @@ mod tests {
             // The peer tells windows; ours are left out, since our books are in doubt.
             let progress = doubtful.look(&level((second, 0, 0)), MonoNs(second * S));
             assert_eq!(progress.standing, Standing::Joins);
+            assert_eq!(progress.unlike_ns, if second < 2 { 0 } else { second * S }, "after {second} s");
         }
+        assert_eq!(doubtful.look(&look(None, at(0, 1), (21, 0, 0)), MonoNs(20 * S)).unlike_ns, 0, "not even level");
     }
 
     #[test]

@@ -302,6 +302,8 @@ pub struct Judged {
     pub noticed_ns: BTreeSet<u64>,
     /// What gateways and sentinels warned of.
     pub warnings: Vec<String>,
+    /// Those that tell of books that are not as they should be: who has them may lead one day.
+    pub doubts: Vec<String>,
 }
 
 /// What gateways and sentinels wrote down.
@@ -323,6 +325,8 @@ impl Judged {
     ) -> Self {
         let (captures, received): (Vec<PathBuf>, Vec<Received>) = received.into_iter().unzip();
         let verified = verify(&captures, &["--json"]);
+        let warnings = records.said.iter().flat_map(|said| said.lines()).filter(|line| is_warning(line));
+        let warnings: Vec<_> = warnings.map(str::to_owned).collect();
         let lost: Vec<_> = received.iter().flat_map(|received| expected.never_told(&received.delivered)).collect();
         if !lost.is_empty() {
             let lost: Vec<_> = lost.iter().map(|lost| lost.in_words(&captures)).collect();
@@ -338,13 +342,8 @@ impl Judged {
             gained_ns: events(records.audits, "gained").collect(),
             deaths_ns: events(records.audits, "died").map(|(_, time_ns)| time_ns).collect(),
             noticed_ns: records.said.iter().flat_map(|said| noticed(said)).collect(),
-            warnings: records
-                .said
-                .iter()
-                .flat_map(|said| said.lines())
-                .filter(|line| is_warning(line))
-                .map(str::to_owned)
-                .collect(),
+            doubts: warnings.iter().filter(|line| is_doubt(line)).cloned().collect(),
+            warnings,
             received,
         }
     }
@@ -462,6 +461,11 @@ fn events(audits: &[String], kind: &'static str) -> impl Iterator<Item = (Epoch,
 
 fn is_warning(line: &str) -> bool {
     line.contains(" WARN ") || line.contains(" ERROR ")
+}
+
+/// The two gateways of a pair make different messages of the same input.
+fn is_doubt(line: &str) -> bool {
+    ["gateways-differ", "contradict a book", "its messages are not the peer's"].iter().any(|doubt| line.contains(doubt))
 }
 
 /// When the sentinel that said this noticed a death.

@@ -61,6 +61,8 @@ pub struct Trials {
     warnings: Vec<String>,
     /// Longest silence during a blow that must change nothing, and as long before it without one, ns.
     calm: Vec<(u64, u64)>,
+    /// What was said of books that are not as they should be.
+    doubts: Vec<String>,
     /// Days that could not be played to their end, and why.
     broken_off: Vec<String>,
 }
@@ -110,6 +112,7 @@ impl Trials {
         for faults in &judged.faults {
             self.faults.add(faults);
         }
+        self.doubts.extend_from_slice(&judged.doubts);
         self.fenced += judged.fenced;
         let broken = judged.broken();
         self.overlaps += broken.0;
@@ -140,6 +143,7 @@ impl Trials {
             && self.broken == 0
             && self.faults == Faults::default()
             && self.unwanted == 0
+            && self.doubts.is_empty()
             && self.broken_off.is_empty()
     }
 
@@ -196,6 +200,9 @@ impl Trials {
         );
         for warning in &self.warnings {
             let _ = writeln!(text, "on a day with a change besides: {warning}");
+        }
+        for doubt in &self.doubts {
+            let _ = writeln!(text, "books in doubt: {doubt}");
         }
         for why in &self.broken_off {
             let _ = writeln!(text, "a day broke off: {why}");

@@ -118,6 +118,13 @@ fn write_condition(details: &Value, text: &mut String) -> anyhow::Result<()> {
             "       joins its peer: {} messages behind, {} channels missing, level for {} ms",
             joining["behind_messages"], joining["channels_missing"], joining["level_ms"]
         )?;
+        if joining["unlike_ms"].as_u64().is_some_and(|unlike_ms| unlike_ms > 0) {
+            writeln!(
+                text,
+                "       its messages are not its peer's, for {} ms: its books are in doubt",
+                joining["unlike_ms"]
+            )?;
+        }
     }
     if let Some(class) = details["fitness"].as_str().filter(|class| *class != "fit") {
         writeln!(text, "       not fit: {class}")?;
