@@ -64,6 +64,15 @@ fn the_table_is_for_people_and_says_that_nothing_was_lost() {
 
 #[test]
 fn ctrl_c_ends_it_soon_and_leaves_nothing_behind() {
+    end_early(Signal::Interrupt);
+}
+
+#[test]
+fn so_does_a_terminal_that_goes_away() {
+    end_early(Signal::HangUp);
+}
+
+fn end_early(signal: Signal) {
     let folder = tempfile::tempdir().unwrap();
     let scratch = tempfile::tempdir().unwrap();
     let shared_before = names("/dev/shm");
@@ -77,7 +86,7 @@ fn ctrl_c_ends_it_soon_and_leaves_nothing_behind() {
     wait_for("the demonstration's log", || {
         fs::read_dir(scratch.path()).unwrap().filter_map(Result::ok).any(|entry| entry.path().join("log/1").is_dir())
     });
-    demo.signal(Signal::Interrupt);
+    demo.signal(signal);
     let ended = demo.end_within(Duration::from_secs(20)).with_code(1);
     let told = ended.json();
     assert_eq!((&told["interrupted"], &told["ok"]), (&true.into(), &false.into()), "{told}");

@@ -13,3 +13,4 @@ mod several_channels;
 mod straight_line;
 mod top;
 mod until_loss;
+mod witness_check;

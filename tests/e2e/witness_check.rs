@@ -1,0 +1,47 @@
+//! `mdgw witness --check`: what a witness would do, or what is wrong on its host, before it is started.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::fs;
+
+use mdgw_tests::{
+    process,
+    site::{text, write_key},
+};
+
+#[test]
+fn a_check_tells_what_would_be_done_or_names_what_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let [config, key, votes] = ["witness.toml", "key", "votes"].map(|name| folder.path().join(name));
+    write_key(&key);
+    let sound = format!(
+        "node = 3\nlisten = \"127.0.0.1:27500\"\nkey_file = \"{}\"\nvote_directory = \"{}\"\n\
+         [[peer]]\nnode = 1\naddress = \"127.0.0.2:27500\"\n[[peer]]\nnode = 2\naddress = \"127.0.0.3:27500\"\n",
+        key.display(),
+        votes.display(),
+    );
+    let check = |text_of_config: &str| {
+        fs::write(&config, text_of_config).unwrap();
+        process::run(["witness", "--check", text(&config)])
+    };
+    let told = check(&sound).with_code(0);
+    for part in ["127.0.0.1:27500", "127.0.0.2:27500", "127.0.0.3:27500", text(&votes)] {
+        assert!(told.stdout.contains(part), "no {part} in\n{}", told.stdout);
+    }
+    assert!(!votes.exists(), "a check leaves nothing behind");
+
+    // An address of no interface here, a directory below a file, a key that isn't there.
+    for (from, to, named) in [
+        ("\"127.0.0.1:27500\"", "\"192.0.2.7:27500\"", "192.0.2.7:27500"),
+        (text(&votes), &format!("{}/votes", key.display()), "votes"),
+        (text(&key), "/nonexistent/key", "/nonexistent/key"),
+    ] {
+        let refused = check(&sound.replacen(from, to, 1));
+        assert!(
+            refused.code != Some(0) && refused.stderr.contains(named),
+            "{to}: {}{}",
+            refused.stdout,
+            refused.stderr
+        );
+        assert!(refused.stdout.is_empty(), "{}", refused.stdout);
+    }
+}
