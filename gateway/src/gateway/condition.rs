@@ -130,7 +130,9 @@ impl GroupWatch {
 
     fn tell(&mut self, group: GroupId, joining: JoinProgress, now: MonoNs) {
         let JoinProgress { standing, behind_messages, channels_missing, level_ns, unlike_ns } = joining;
-        if !core::mem::replace(&mut self.is_unlike, unlike_ns >= UNLIKE_NS) && self.is_unlike {
+        if standing == Standing::Stands {
+            self.is_unlike = false;
+        } else if unlike_ns >= UNLIKE_NS && !core::mem::replace(&mut self.is_unlike, true) {
             tracing::error!(
                 alarm = "does-not-stand",
                 group = group.0,

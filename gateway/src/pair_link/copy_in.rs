@@ -17,7 +17,7 @@ use crate::election::auth::{Nonce, SharedKey};
 /// Why no copy has come.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
-    /// Nobody is there.
+    /// Nobody is there, or nobody who says a word.
     #[error("{0}")]
     Absent(io::Error),
     /// Who was there says nothing more.
@@ -78,10 +78,10 @@ pub fn take_copy(
         match message {
             None => {
                 let count = match socket.read(&mut bytes) {
-                    Ok(0) => return Err(io::Error::from(ErrorKind::UnexpectedEof).into()),
+                    Ok(0) => return Err(silent(ErrorKind::UnexpectedEof.into(), has_asked)),
                     Ok(count) => count,
                     Err(error) if error.kind() == ErrorKind::Interrupted => 0,
-                    Err(error) => return Err(error.into()),
+                    Err(error) => return Err(silent(error, has_asked)),
                 };
                 stream.push(bytes.get(..count).unwrap_or_default());
             }
@@ -111,9 +111,14 @@ pub fn take_copy(
             Some(_) => {}
         }
         if moved.elapsed() >= patience {
-            return Err(io::Error::from(ErrorKind::TimedOut).into());
+            return Err(silent(ErrorKind::TimedOut.into(), has_asked));
         }
     }
+}
+
+/// A host takes connections for a program that is stopped: who never answered isn't asked again.
+fn silent(error: io::Error, has_asked: bool) -> CopyError {
+    if has_asked { CopyError::Io(error) } else { CopyError::Absent(error) }
 }
 
 /// Between two lines of the log.

@@ -99,7 +99,6 @@ impl JoinWatch {
             // A peer that tells windows of which none is alike has better books.
             if windows.told == before.told || windows.equal > before.equal {
                 self.standing = Standing::Stands;
-                self.unlike = None;
             } else {
                 self.level = None;
                 self.unlike.get_or_insert(since);
@@ -108,6 +107,8 @@ impl JoinWatch {
         if !look.has_peer {
             self.standing = Standing::Stands;
         }
+        // Whoever stands and differs later is told of by the difference itself.
+        self.unlike.take_if(|_| self.standing == Standing::Stands);
         let level_ns = self.level.map_or(0, |(since, _)| now.since(since));
         let unlike_ns = self.unlike.map_or(0, |since| now.since(since));
         self.progress =
@@ -192,6 +193,11 @@ mod tests {
             assert_eq!(progress.unlike_ns, if second < 2 { 0 } else { second * S }, "after {second} s");
         }
         assert_eq!(doubtful.look(&look(None, at(0, 1), (21, 0, 0)), MonoNs(20 * S)).unlike_ns, 0, "not even level");
+        for second in 21..30 {
+            doubtful.look(&level((second, 1, 0)), MonoNs(second * S));
+        }
+        let later = doubtful.look(&level((30, 1, 5)), MonoNs(30 * S));
+        assert_eq!((later.standing, later.unlike_ns), (Standing::Joins, 9 * S), "what was alike is alike no more");
     }
 
     #[test]

@@ -183,6 +183,12 @@ fn a_giver_that_dies_damages_or_refuses_leaves_nothing_that_would_be_used() {
     assert!(matches!(changed, Err(CopyError::Damaged)));
     let refused = take(vec![end(0, 0, Some(CopyFault::BookTooDeep))]);
     assert!(matches!(refused, Err(CopyError::Fault(CopyFault::BookTooDeep))));
+    // A stopped program's host still takes connections.
+    let stopped = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let SocketAddr::V4(address) = stopped.local_addr().unwrap() else { unreachable!() };
+    let silent = take_copy(address, 1, key(), config(), Duration::from_millis(50));
+    assert!(matches!(&silent, Err(error @ CopyError::Absent(_)) if !error.passes()), "{silent:?}");
+    assert!(half.is_err_and(|error| error.passes()) && changed.is_err_and(|error| !error.passes()));
     let early = take(vec![end(0, 0, None)]);
     assert!(matches!(early, Err(CopyError::Fault(CopyFault::Incomplete))));
 }
