@@ -63,7 +63,7 @@ use crate::{
         auth::SharedKey,
         core::Progress,
         driver::Election,
-        identity::{Incarnation, Member, NodeId},
+        identity::{Member, NodeId},
         latch::LeaderLatch,
         place::PlaceError,
     },
@@ -81,14 +81,14 @@ use crate::{
     pipeline::{ChannelMessage, ChannelPipeline, PeerGaps},
     retransmit::ServiceError,
     standby::{Board, InputHistory, Standby, StandbyError},
-    state_file::{LeftAt, StateError},
+    state_file::{LeftAt, Start, StateError},
     sys::{clock::mono_now, kernel_fence::KernelFenceError},
 };
 
 /// A running gateway. Dropping it without [`Self::stop`] leaves its threads running.
 #[derive(Debug)]
 pub struct Gateway {
-    epoch: Epoch,
+    this_start: Start,
     node: u8,
     groups: BTreeMap<GroupId, GroupDesk>,
     logs: BTreeMap<ChannelId, PathBuf>,
@@ -105,6 +105,7 @@ pub struct Gateway {
     condition: ConditionWatch,
     takeovers: TakeoverWatch,
     heartbeat_ns: u64,
+    lease_ns: u64,
     /// Until the sentinel has it.
     page: Option<HeldPage>,
     vigil: Option<Vigil>,
@@ -238,7 +239,7 @@ impl Gateway {
         let kernel = KernelGuard::start(config)?;
         let page = HeldPage::of(config)?;
         let mut wiring = Wiring::new(config, overrides, &registry)?;
-        let epoch = wiring.epoch();
+        let this_start = wiring.this_start();
         let mut pools = Vec::new();
         for (number, pool) in config.pools.iter().enumerate() {
             let words = page.as_ref().map_or_else(Vec::new, |page| page.pool_words(config, number));
@@ -261,7 +262,12 @@ impl Gateway {
         let (peer_gaps, history) = (Arc::clone(wiring.peer_gaps()), Arc::clone(wiring.history()));
         let logs = config.channels.iter().map(|setup| (setup.id, wiring::log_directory(config, setup.id))).collect();
         let (latency, cold) = wiring.start_cold_threads()?;
-        tracing::info!(epoch = epoch.count(), channels = config.channels.len(), pools = pools.len(), "gateway runs");
+        tracing::info!(
+            epoch = this_start.epoch.count(),
+            channels = config.channels.len(),
+            pools = pools.len(),
+            "gateway runs"
+        );
         let notes = audit.as_ref().map(Audit::notes);
         let peer_way = PeerWay::default();
         let node = NodeId(config.gateway.node);
@@ -275,7 +281,7 @@ impl Gateway {
                     kernel: kernel.as_ref(),
                     page: page.as_ref(),
                 };
-                election::start(config, election, epoch, &groups, &around).inspect_err(|_| {
+                election::start(config, election, this_start, &groups, &around).inspect_err(|_| {
                     for PoolOfChannels { pool, .. } in &pools {
                         pool.shutdown();
                     }
@@ -284,7 +290,7 @@ impl Gateway {
             None => BTreeMap::new(),
         };
         let gateway = Self {
-            epoch,
+            this_start,
             node: config.gateway.node,
             audit,
             control: None,
@@ -302,6 +308,7 @@ impl Gateway {
             peer_fitness: PeerFitness::default(),
             condition: ConditionWatch::default(),
             takeovers,
+            lease_ns: config.election.as_ref().map_or(0, |election| election.timing.lease_ns),
             heartbeat_ns: config.outputs.iter().map(|output| output.heartbeat_ns).max().unwrap_or(0),
             page,
             vigil: None,
@@ -394,7 +401,7 @@ impl Gateway {
     fn note_all(&self, change: &Change) {
         let Some(notes) = self.audit() else { return };
         for group in self.groups.keys() {
-            notes.note(*group, NodeId(self.node), self.epoch, change.clone());
+            notes.note(*group, NodeId(self.node), self.epoch(), change.clone());
         }
     }
 
@@ -464,7 +471,7 @@ impl Gateway {
         if election.spread && self.elections.len() > 1 {
             self.placer = Some(self.spread_groups(election.timing.lease_ns)?);
         }
-        let incarnation = Incarnation(self.epoch.count());
+        let incarnation = self.this_start.incarnation;
         let member = Member { node: NodeId(self.node), name: election.name.clone(), incarnation };
         if let Some(page) = self.page.take() {
             let kernel = self.kernel.as_ref().map(KernelGuard::fence);
@@ -490,7 +497,7 @@ impl Gateway {
     /// The epoch under which it publishes.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
-        self.epoch
+        self.this_start.epoch
     }
 
     /// Counters of all channels, as they stand.
@@ -518,7 +525,7 @@ impl Gateway {
             channels: channels.clone(),
         });
         Watch {
-            source: format!("gateway {}, epoch {}", self.node, self.epoch.count()),
+            source: format!("gateway {}, epoch {}", self.node, self.epoch().count()),
             pools: pools.collect(),
             registry: Arc::clone(&self.registry),
             recent: Arc::clone(self.latency.recent()),
@@ -572,6 +579,8 @@ impl Gateway {
             });
         }
         let around = condition::Surroundings {
+            node: NodeId(self.node),
+            lease_ns: self.lease_ns,
             board,
             pair: self.link.as_ref().map(|link| &**link.desk()),
             peer_fitness: &self.peer_fitness,
@@ -599,7 +608,7 @@ impl Gateway {
     /// When latency logs or state could not be written to their end; everything has ended all the same.
     pub fn stop(self) -> Result<GatewayReport, GatewayError> {
         self.note_all(&Change::Stopped);
-        let Self { epoch, elections, pools, standby, link, peer_news, placer, .. } = self;
+        let Self { this_start, elections, pools, standby, link, peer_news, placer, .. } = self;
         let Self { vigil, latency, cold, audit, control, .. } = self;
         drop(placer);
         // First of all: another gateway leads on while this one still ends.
@@ -627,7 +636,7 @@ impl Gateway {
         }
         let collected = latency.stop().map_err(GatewayError::io("write the latency log"));
         stopped?;
-        Ok(GatewayReport { epoch, channels, gauges, kernel_drops, heard, latency: collected? })
+        Ok(GatewayReport { epoch: this_start.epoch, channels, gauges, kernel_drops, heard, latency: collected? })
     }
 }
 

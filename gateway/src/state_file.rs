@@ -1,4 +1,4 @@
-//! What must outlive the machine: the epoch's count, each channel's session with its restart count, and where the
+//! What must outlive the machine: the epoch's count, the last start, each channel's session with its restart count, and where the
 //! channel stood when the gateway ended in order. Synced to disk before it counts. For cold threads.
 //!
 //! JSON, written whole to a neighbouring file that then takes the place of the old one, so that a crash at any moment
@@ -20,7 +20,7 @@ use mdgw_feeds::{
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::sys::file_lock::try_lock;
+use crate::{election::identity::Incarnation, sys::file_lock::try_lock};
 
 /// The state in force, and the file that holds it.
 #[derive(Debug)]
@@ -29,6 +29,16 @@ pub struct StateFile {
     state: State,
     /// Two gateways with one state file would publish under one epoch.
     _lock: File,
+}
+
+/// One start of the gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// No earlier one of this gateway was as high.
+    pub epoch: Epoch,
+    /// When it was, and later than every one before, whatever became of the clock. So a gateway whose file went with its host
+    /// does not begin under the name of a start that others know to have ended.
+    pub incarnation: Incarnation,
 }
 
 /// Where a channel stood when the gateway ended in order.
@@ -99,18 +109,23 @@ impl StateFile {
         Ok(Self { path, state, _lock: lock })
     }
 
-    /// A new epoch, above every one that this file gave before and above `heard`, the highest credible one from the
-    /// wire. It is on disk when this returns.
+    /// A start of the gateway: an epoch above every one that this file gave or kept before, and the start's own name. Both are
+    /// on disk when this returns.
+    ///
+    /// `chance` is some random number: of two that begin as one gateway at one moment, as clones of a host do, each has a name
+    /// of its own. The name may lie a second after `now` for that.
     ///
     /// # Errors
-    /// When it can't be written: the epoch must not be used then.
-    pub fn next_epoch(&mut self, node: u8, heard: Option<Epoch>) -> Result<Epoch, StateError> {
-        let count = self.state.epoch_count.max(heard.map_or(0, Epoch::count)) + 1;
-        if count > EPOCH_COUNT_MAX {
+    /// When they can't be written: they must not be used then.
+    pub fn begin(&mut self, node: u8, now: UnixNs, chance: u64) -> Result<Start, StateError> {
+        let epoch_count = self.state.epoch_count + 1;
+        if epoch_count > EPOCH_COUNT_MAX {
             return Err(StateError::EpochsUsedUp { path: self.path.clone() });
         }
-        self.replace(State { epoch_count: count, ..self.state.clone() })?;
-        Ok(Epoch::new(count, node))
+        let later_us = (now.0 / 1_000).max(self.state.started_us.saturating_add(1));
+        let started_us = later_us.saturating_add(chance % CHANCE_US);
+        self.replace(State { epoch_count, started_us, ..self.state.clone() })?;
+        Ok(Start { epoch: Epoch::new(epoch_count, node), incarnation: Incarnation(started_us) })
     }
 
     /// Keeps that epochs have got as far as `epoch`, so that later ones are above it. Writes only where that is news.
@@ -187,6 +202,9 @@ impl StateFile {
 struct State {
     version: u32,
     epoch_count: u64,
+    /// The last start, us since 1970 UTC.
+    #[serde(default)]
+    started_us: u64,
     numberings: BTreeMap<u16, StoredNumbering>,
 }
 
@@ -223,7 +241,7 @@ fn yes() -> bool {
 
 impl Default for State {
     fn default() -> Self {
-        Self { version: VERSION, epoch_count: 0, numberings: BTreeMap::new() }
+        Self { version: VERSION, epoch_count: 0, started_us: 0, numberings: BTreeMap::new() }
     }
 }
 
@@ -307,6 +325,8 @@ fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), (&'static str, io::Erro
     File::open(directory).and_then(|directory| directory.sync_all()).map_err(|error| ("sync the directory of", error))
 }
 
+/// A second, about.
+const CHANCE_US: u64 = 1 << 20;
 const VERSION: u32 = 1;
 const EPOCH_COUNT_MAX: u64 = u64::MAX >> 8;
 /// 65,536 channels of some 100 bytes.
@@ -315,6 +335,8 @@ const FILE_BYTES_MAX: usize = 16 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const NOW: UnixNs = UnixNs(1_700_000_000_000_000_000);
 
     fn numbering(restart: u32) -> Numbering {
         let date = TradingDate::from_yyyymmdd(20_170_425).unwrap();
@@ -328,17 +350,30 @@ mod tests {
     }
 
     #[test]
-    fn epochs_grow_over_restarts_and_above_what_was_heard() {
+    fn epochs_and_starts_grow_over_restarts_whatever_the_clock_does() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("deep").join("state.json");
-        let next = |heard| StateFile::open(&path).unwrap().next_epoch(3, heard).unwrap();
-        assert_eq!(next(None), Epoch::new(1, 3));
-        assert_eq!(next(None), Epoch::new(2, 3));
-        assert_eq!(next(Some(Epoch::new(40, 9))), Epoch::new(41, 3));
-        assert_eq!(next(Some(Epoch::new(5, 9))), Epoch::new(42, 3));
-        let last = Epoch::new(EPOCH_COUNT_MAX, 0);
-        let refused = StateFile::open(&path).unwrap().next_epoch(3, Some(last)).unwrap_err();
-        assert!(matches!(refused, StateError::EpochsUsedUp { .. }));
+        let begin = |now_ns| StateFile::open(&path).unwrap().begin(3, UnixNs(now_ns), CHANCE_US);
+        for (now_ns, epoch_count, started_us) in [
+            (7_000_000_999, 1, 7_000_000),
+            (7_000_000_999, 2, 7_000_001),
+            (0, 3, 7_000_002),
+            (9_000_000_000, 4, 9_000_000),
+        ] {
+            let start = begin(now_ns).unwrap();
+            assert_eq!(start, Start { epoch: Epoch::new(epoch_count, 3), incarnation: Incarnation(started_us) });
+        }
+        // A file from before starts were kept.
+        let text = fs::read_to_string(&path).unwrap();
+        let older = text.replace("\n  \"started_us\": 9000000,", "");
+        assert_ne!(text, older);
+        fs::write(&path, older).unwrap();
+        assert_eq!(begin(5_000).unwrap(), Start { epoch: Epoch::new(5, 3), incarnation: Incarnation(5) });
+        StateFile::open(&path).unwrap().keep_epoch(Epoch::new(EPOCH_COUNT_MAX, 0)).unwrap();
+        assert!(matches!(begin(0).unwrap_err(), StateError::EpochsUsedUp { .. }));
+        let clone =
+            |name: &str, chance| StateFile::open(directory.path().join(name)).unwrap().begin(3, NOW, chance).unwrap();
+        assert_ne!(clone("a", 6).incarnation, clone("b", 7).incarnation);
     }
 
     #[test]
@@ -349,7 +384,7 @@ mod tests {
         state.keep_epoch(Epoch::new(40, 9)).unwrap();
         state.keep_epoch(Epoch::new(39, 9)).unwrap();
         drop(state);
-        assert_eq!(StateFile::open(&path).unwrap().next_epoch(3, None).unwrap(), Epoch::new(41, 3));
+        assert_eq!(StateFile::open(&path).unwrap().begin(3, NOW, 0).unwrap().epoch, Epoch::new(41, 3));
     }
 
     #[test]
@@ -361,7 +396,7 @@ mod tests {
         state.set_numbering(ChannelId(1), numbering(0)).unwrap();
         state.set_numbering(ChannelId(2), numbering(4)).unwrap();
         state.set_numbering(ChannelId(1), numbering(11)).unwrap();
-        state.next_epoch(0, None).unwrap();
+        state.begin(0, NOW, 0).unwrap();
         drop(state);
         let state = StateFile::open(&path).unwrap();
         assert_eq!(
@@ -406,7 +441,7 @@ mod tests {
         drop(state);
 
         let mut state = StateFile::open(&path).unwrap();
-        state.next_epoch(0, None).unwrap();
+        state.begin(0, NOW, 0).unwrap();
         let told = |state: &StateFile| [1, 2, 3].map(|channel| state.left_at(ChannelId(channel)));
         assert_eq!(told(&state), [Some(left_at(0, 7)), Some(left_at(4, 9)), None]);
         state.set_numbering(ChannelId(1), numbering(1)).unwrap();
@@ -467,8 +502,8 @@ mod tests {
         let mut state = StateFile::open(&path).unwrap();
         // A directory in the way of the new file.
         fs::create_dir(directory.path().join("state.json.new")).unwrap();
-        assert!(matches!(state.next_epoch(0, None).unwrap_err(), StateError::Io { act: "create", .. }));
+        assert!(matches!(state.begin(0, NOW, 0).unwrap_err(), StateError::Io { act: "create", .. }));
         fs::remove_dir(directory.path().join("state.json.new")).unwrap();
-        assert_eq!(state.next_epoch(0, None).unwrap(), Epoch::new(1, 0));
+        assert_eq!(state.begin(0, NOW, 0).unwrap().epoch, Epoch::new(1, 0));
     }
 }

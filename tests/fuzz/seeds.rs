@@ -204,7 +204,7 @@ pub(crate) fn state_files() -> Vec<Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("state.json");
     let mut state = StateFile::open(&path).unwrap();
-    state.next_epoch(3, None).unwrap();
+    state.begin(3, UnixNs(BEGIN_NS), 0).unwrap();
     let session = Session { feed: Feed::IexDeep, date: date(), restart: 2 };
     let (started, latest) = (UnixNs(BEGIN_NS), UnixNs(BEGIN_NS + 5));
     let numbering = Numbering { session, venue: VenueSession([7; 16]), started, latest, has_messages: true };

@@ -431,7 +431,9 @@ impl World {
         let audits: Vec<_> =
             self.nodes().map(|node| fs::read_to_string(self.audit(node)).unwrap_or_default()).collect();
         let received: Vec<(PathBuf, Received)> = self.receivers.drain(..).map(Receiver::finish).collect();
-        let records = Records { audits: &audits, said: &self.said };
+        let log = |node| self.fast.path().join(format!("log{node}")).join(CHANNEL.0.to_string());
+        let logs: Vec<_> = self.nodes().map(log).collect();
+        let records = Records { logs: &logs, audits: &audits, said: &self.said };
         Judged::of(&expected, received, &records, Arc::clone(&self.fast))
     }
 

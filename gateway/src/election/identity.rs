@@ -4,6 +4,7 @@ use std::fmt;
 
 use mdgw_feeds::identity::Epoch;
 use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
 
 /// Number of a gateway within its group: the low 8 bits of every epoch that it makes. Unique by configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -64,11 +65,21 @@ impl From<NodeName> for String {
     }
 }
 
-/// Which start of a gateway's process: kept in its state file, one more at each start. What was said of one
-/// incarnation says nothing of the next.
+/// Which start of a gateway's process: when it was, us since 1970 UTC, to a second, and in any case later than every one that
+/// its state file knows. What was said of one incarnation says nothing of the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Incarnation(pub u64);
+
+impl fmt::Display for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let second =
+            i64::try_from(self.0 / 1_000_000).ok().and_then(|second| OffsetDateTime::from_unix_timestamp(second).ok());
+        // What a peer made up may lie beyond every calendar.
+        let Some(at) = second else { return write!(f, "{}", self.0) };
+        write!(f, "{}T{:02}:{:02}:{:02}.{:06}Z", at.date(), at.hour(), at.minute(), at.second(), self.0 % 1_000_000)
+    }
+}
 
 /// One start of one gateway.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -84,7 +95,7 @@ pub struct Member {
 
 impl fmt::Display for Member {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (node {}, start {})", self.name, self.node, self.incarnation.0)
+        write!(f, "{} (node {}, started {})", self.name, self.node, self.incarnation)
     }
 }
 
@@ -191,6 +202,14 @@ mod tests {
         assert_eq!(NodeId::of(Epoch::new(10, 2)), NodeId(2));
         assert_eq!(next_epoch(NodeId(2), []), Some(Epoch::new(1, 2)));
         assert_eq!(next_epoch(NodeId(2), [Epoch(u64::MAX)]), None);
+    }
+
+    #[test]
+    fn a_start_is_told_by_its_time() {
+        let member = |us| Member { node: NodeId(2), name: NodeName::new("gw2").unwrap(), incarnation: Incarnation(us) };
+        let text = member(1_794_300_000_000_070).to_string();
+        assert_eq!(text, "gw2 (node 2, started 2026-11-10T08:40:00.000070Z)");
+        assert_eq!(member(u64::MAX).to_string(), format!("gw2 (node 2, started {})", u64::MAX));
     }
 
     #[test]

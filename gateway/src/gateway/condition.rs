@@ -22,9 +22,10 @@ use crate::{
     config::Resolved,
     election::{
         auth::SharedKey,
+        core::{Role, View},
         driver::Election,
         fitness::{Fitness, FitnessClass, Standing},
-        identity::NodeId,
+        identity::{Member, NodeId},
         latch::LeaderLatch as _,
     },
     pair_link::{PairDesk, PeerEnd, ask_positions, message::ChannelPositions},
@@ -66,13 +67,25 @@ struct GroupWatch {
     /// Whether it was told that this gateway does not come to have its peer's messages.
     is_unlike: bool,
     class: Option<FitnessClass>,
+    namesake: NamesakeWatch,
     /// Windows that differed, and when one did last.
     different: (u64, Option<MonoNs>),
+}
+
+/// Finds out that another process leads as this gateway: with its number.
+#[derive(Debug, Default)]
+struct NamesakeWatch {
+    since: Option<MonoNs>,
+    is_told: bool,
 }
 
 /// What is looked at.
 #[derive(Debug)]
 pub(super) struct Surroundings<'a> {
+    /// This gateway's number.
+    pub(super) node: NodeId,
+    /// How long its leases are.
+    pub(super) lease_ns: u64,
     pub(super) board: &'a Board,
     /// The link's, where there is one.
     pub(super) pair: Option<&'a PairDesk>,
@@ -103,7 +116,8 @@ impl ConditionWatch {
         // Just started, it can't know yet whether somebody leads.
         let is_early = now.since(begun) < around.silence_ns();
         let windows = around.windows(desk);
-        election.set_differs(watch.differs(windows.different, now));
+        let different = windows.iter().map(|windows| windows.different).sum();
+        election.set_differs(watch.differs(different, now));
         let look = JoinLook {
             has_peer: is_early || has_leader,
             channels: channels.iter().map(|channel| (channel.own.ready, channel.theirs)).collect(),
@@ -113,6 +127,14 @@ impl ConditionWatch {
         let joining = if is_early && !has_leader { watch.join.progress() } else { watch.join.look(&look, now) };
         watch.tell(group, joining, now);
         watch.tell_fitness(group, fitness);
+        if let Some(namesake) = watch.namesake.look(&election.view(), (around.node, around.lease_ns), now) {
+            tracing::error!(
+                alarm = "number-twice",
+                group = group.0,
+                %namesake,
+                "another process leads under this gateway's number: each gateway must have one of its own"
+            );
+        }
         election.set_fitness(fitness);
         election.set_standing(joining.standing);
         lock(&self.newest).insert(group, Condition { fitness, joining });
@@ -130,9 +152,7 @@ impl GroupWatch {
 
     fn tell(&mut self, group: GroupId, joining: JoinProgress, now: MonoNs) {
         let JoinProgress { standing, behind_messages, channels_missing, level_ns, unlike_ns } = joining;
-        if standing == Standing::Stands {
-            self.is_unlike = false;
-        } else if unlike_ns >= UNLIKE_NS && !core::mem::replace(&mut self.is_unlike, true) {
+        if unlike_ns >= UNLIKE_NS && !core::mem::replace(&mut self.is_unlike, true) {
             tracing::error!(
                 alarm = "does-not-stand",
                 group = group.0,
@@ -162,6 +182,22 @@ impl GroupWatch {
         } else if class == FitnessClass::Fit && before.is_some_and(|before| before != class) {
             tracing::info!(group = group.0, "fit to lead again");
         }
+    }
+}
+
+impl NamesakeWatch {
+    /// A record that an earlier start left ends with its lease, and this gateway, as nothing stands in its way, leads then. So
+    /// one that stays is renewed. Told once.
+    fn look(&mut self, view: &View, (own, lease_ns): (NodeId, u64), now: MonoNs) -> Option<Member> {
+        let leader = view.leader.as_ref().filter(|leader| leader.node == own && view.role == Role::Candidate);
+        let Some(leader) = leader else {
+            *self = Self::default();
+            return None;
+        };
+        let since = *self.since.get_or_insert(now);
+        let is_news = now.since(since) >= lease_ns.saturating_mul(2).max(NAMESAKE_NS) && !self.is_told;
+        self.is_told |= is_news;
+        is_news.then(|| leader.clone())
     }
 }
 
@@ -239,14 +275,9 @@ impl Surroundings<'_> {
         }
     }
 
-    /// Of the group's channels: others may have better luck.
-    fn windows(&self, desk: &GroupDesk) -> Windows {
-        let channels = desk.channels().filter_map(|channel| Some(self.pair?.windows(channel)));
-        channels.fold(Windows::default(), |sum, windows| Windows {
-            told: sum.told + windows.told,
-            equal: sum.equal + windows.equal,
-            different: sum.different + windows.different,
-        })
+    /// Of each of the group's channels.
+    fn windows(&self, desk: &GroupDesk) -> Vec<Windows> {
+        desk.channels().filter_map(|channel| Some(self.pair?.windows(channel))).collect()
     }
 }
 
@@ -314,6 +345,8 @@ pub(super) fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// A difference keeps leadership from moving by itself for so long: an hour, in which somebody will have looked at it.
 const DIFFERS_NS: u64 = 3_600_000_000_000;
+/// Takeovers are over long before.
+const NAMESAKE_NS: u64 = 5_000_000_000;
 /// Whoever joins has its peer's messages after some seconds, or never.
 const UNLIKE_NS: u64 = 10_000_000_000;
 /// Between two lines of the log that tell how far joining has come.
@@ -329,7 +362,10 @@ mod tests {
     use mdgw_feeds::{identity::Feed, time::TradingDate};
 
     use super::*;
-    use crate::pair_link::message::KeptInput;
+    use crate::{
+        election::identity::{Incarnation, NodeName},
+        pair_link::message::KeptInput,
+    };
 
     fn at(restart: u32, sequence: u64) -> StreamPosition {
         let date = TradingDate::from_yyyymmdd(20_230_822).unwrap();
@@ -349,6 +385,27 @@ mod tests {
         assert!(watch.differs(1, MonoNs(9 + DIFFERS_NS)));
         assert!(!watch.differs(1, MonoNs(10 + DIFFERS_NS)));
         assert!(watch.differs(2, MonoNs(10 + DIFFERS_NS)));
+    }
+
+    #[test]
+    fn who_leads_on_under_this_gateways_number_is_another_process() {
+        let (own, lease_ns) = (NodeId(2), 3_000_000_000);
+        let member =
+            |node| Member { node: NodeId(node), name: NodeName::new("gw").unwrap(), incarnation: Incarnation(1) };
+        let view = |role, node| View { role, leader: Some(member(node)), ..View::default() };
+        let told = |views: &[(u64, View)]| {
+            let mut watch = NamesakeWatch::default();
+            let looks =
+                views.iter().map(|(second, view)| watch.look(view, (own, lease_ns), MonoNs(*second * 1_000_000_000)));
+            looks.map(|namesake| u32::from(namesake.is_some())).collect::<Vec<_>>()
+        };
+        let twin = view(Role::Candidate, 2);
+        let staying = [0, 5, 6, 7].map(|second| (second, twin.clone()));
+        assert_eq!(told(&staying), [0, 0, 1, 0], "after two leases, once");
+        for other in [view(Role::Leader, 2), view(Role::Bystander, 2), view(Role::Candidate, 1)] {
+            let between = [(0, twin.clone()), (4, other), (5, twin.clone()), (10, twin.clone()), (11, twin.clone())];
+            assert_eq!(told(&between), [0, 0, 0, 0, 1], "an earlier start's record, or none of ours, was between");
+        }
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl Givers {
                 }
                 Err(error) => {
                     tracing::warn!(%peer, channel = setup.name, %error, "no copy of the peer's state");
-                    // Who isn't there is not waited for once more.
+                    // Who isn't there, or breaks off each time, is not waited for once more.
                     if matches!(error, CopyError::Absent(_) | CopyError::Io(_)) {
                         self.peers.retain(|other| *other != peer);
                     }

@@ -64,17 +64,18 @@ use crate::{
     },
     engine::progress::ThreadWord,
     pair_link::PairDesk,
+    state_file::Start,
     sys::{clock::mono_now, kernel_fence::KernelFenceSlot, scheduler::spawn_prompt},
 };
 
-/// Starts the election of each group. `epoch` is that of this start: no earlier one of this node was as high.
+/// Starts the election of each group. `this_start` is the gateway's.
 ///
 /// # Errors
 /// When a store can't be opened or a thread can't be had. What was started is closed then.
 pub(super) fn start(
     config: &Resolved,
     election: &ElectionConfig,
-    epoch: Epoch,
+    this_start: Start,
     desks: &BTreeMap<GroupId, GroupDesk>,
     around: &Around<'_>,
 ) -> Result<BTreeMap<GroupId, Election>, GatewayError> {
@@ -95,7 +96,7 @@ pub(super) fn start(
             kernel: around.kernel.and_then(|kernel| kernel.slot(*group)),
             word: around.page.and_then(|page| page.election_word(index)),
         };
-        let started = start_one(config, election, &between, epoch, surroundings, around.audit);
+        let started = start_one(config, election, &between, this_start, surroundings, around.audit);
         match started {
             Ok(started) => {
                 elections.insert(*group, started);
@@ -116,14 +117,13 @@ fn start_one(
     config: &Resolved,
     election: &ElectionConfig,
     between: &Between,
-    epoch: Epoch,
+    Start { epoch, incarnation }: Start,
     desk: Desk,
     audit: Option<&AuditNotes>,
 ) -> Result<Election, GatewayError> {
     let group = desk.group;
     let node = NodeId(config.gateway.node);
-    // The state file gives each start an epoch of its own: its count tells one start from another.
-    let member = Member { node, name: election.name.clone(), incarnation: Incarnation(epoch.count()) };
+    let member = Member { node, name: election.name.clone(), incarnation };
     let fence = Arc::clone(desk.desk.fence());
     let surroundings = Box::new(desk);
     let options = ElectionOptions {

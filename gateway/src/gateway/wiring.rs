@@ -13,7 +13,7 @@ use crossbeam_queue::ArrayQueue;
 use mdgw_feeds::{
     arbiter::{REQUESTS_UNDER_WAY_MAX, RecoveryConfig},
     channel::{Channel, ChannelConfig, ChannelState, LateStart, Numbering},
-    identity::{ChannelId, Epoch, GroupId, Line, Sequence, Session},
+    identity::{ChannelId, GroupId, Line, Sequence, Session},
     published::{packet::PacketFlags, position::StreamPosition},
 };
 use mdgw_publog::{LogOptions, Recovered, Retention};
@@ -32,6 +32,7 @@ use crate::{
         Resolved,
         resolved::{ChannelSetup, OutputConfig, PoolConfig},
     },
+    election::auth::Nonce,
     engine::{
         dispatch::{Dispatch, WaitPolicy},
         pool::Pool,
@@ -63,7 +64,7 @@ use crate::{
         ChannelGauges, InputHistory, KnownEpochs, ListenedChannel, ListenedInput, ListenedOutput, Standby,
         StandbyConfig,
     },
-    state_file::{LeftAt, StateFile},
+    state_file::{LeftAt, Start, StateFile},
     sys::{clock::unix_now, hardware_stamps},
 };
 
@@ -74,7 +75,7 @@ pub(super) struct Wiring<'c> {
     overrides: Overrides,
     registry: &'c Registry,
     state: StateFile,
-    epoch: Epoch,
+    start: Start,
     groups: BTreeMap<GroupId, GroupParts>,
     peer_gaps: Arc<PeerGaps>,
     history: Arc<InputHistory>,
@@ -105,7 +106,8 @@ impl<'c> Wiring<'c> {
         registry: &'c Registry,
     ) -> Result<Self, GatewayError> {
         let mut state = StateFile::open(&config.gateway.state_file)?;
-        let epoch = state.next_epoch(config.gateway.node, None)?;
+        let chance = Nonce::random().map_err(GatewayError::io("get a random number"))?.number();
+        let start = state.begin(config.gateway.node, unix_now(), chance)?;
         let outputs = config
             .outputs
             .iter()
@@ -120,10 +122,10 @@ impl<'c> Wiring<'c> {
         let (egresses, outputs): (Vec<_>, Vec<_>) = outputs.into_iter().unzip();
         let group = |group: GroupId| {
             let fence = match overrides.leadership {
-                Leadership::Alone => Fence::stand_alone(epoch),
+                Leadership::Alone => Fence::stand_alone(start.epoch),
                 Leadership::Elected => Fence::closed(),
             };
-            let epochs = KnownEpochs::new(epoch, EPOCH_JUMP_MAX);
+            let epochs = KnownEpochs::new(start.epoch, EPOCH_JUMP_MAX);
             (group, GroupParts { fence: Arc::new(fence), epochs: Arc::new(epochs) })
         };
         let groups = config.channels.iter().map(|channel| channel.group).map(group).collect();
@@ -133,7 +135,7 @@ impl<'c> Wiring<'c> {
             overrides,
             registry,
             state,
-            epoch,
+            start,
             groups,
             peer_gaps: Arc::new(PeerGaps::new(usize::from(REQUESTS_UNDER_WAY_MAX) * config.channels.len().max(1))),
             history: Arc::new(InputHistory::new(
@@ -155,8 +157,8 @@ impl<'c> Wiring<'c> {
         })
     }
 
-    pub(super) fn epoch(&self) -> Epoch {
-        self.epoch
+    pub(super) fn this_start(&self) -> Start {
+        self.start
     }
 
     pub(super) fn groups(&self) -> &BTreeMap<GroupId, GroupParts> {

@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, ErrorKind, Read as _, Write as _},
-    net::{SocketAddrV4, TcpStream},
+    net::{IpAddr, SocketAddrV4, TcpStream},
 };
 
 use mdgw_feeds::time::MonoNs;
@@ -41,6 +41,11 @@ impl Connection {
         let stream = LinkStream::new(config.ends.key.clone(), config.node, Nonce::random()?);
         let unsent = stream.hello().to_vec();
         Ok(Self { socket, stream, unsent, dialled, has_greeted: false, heard_at: now })
+    }
+
+    /// The other end's.
+    pub(super) fn ip(&self) -> Option<IpAddr> {
+        self.socket.peer_addr().ok().map(|address| address.ip())
     }
 
     pub(super) fn tell(&mut self, message: &LinkMessage) -> Result<(), Over> {

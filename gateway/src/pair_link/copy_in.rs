@@ -63,7 +63,7 @@ pub fn take_copy(
     socket.set_read_timeout(Some(patience))?;
     socket.set_write_timeout(Some(patience))?;
     let mut stream = LinkStream::new(key, node, Nonce::random()?);
-    socket.write_all(&stream.hello())?;
+    socket.write_all(&stream.hello()).map_err(CopyError::Absent)?;
     let (mut has_asked, mut slices, mut checksum) = (false, 0, 0);
     let mut bytes = vec![0; 64 << 10];
     let (begun, mut told) = (Instant::now(), Instant::now());

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    net::{SocketAddr, SocketAddrV4, TcpListener, UdpSocket},
+    net::{IpAddr, SocketAddr, SocketAddrV4, TcpListener, UdpSocket},
     os::{fd::AsFd as _, unix::net::UnixDatagram},
     path::PathBuf,
     sync::{
@@ -150,10 +150,12 @@ impl PairLink {
         }
         let desk = Arc::new(PairDesk::new(serial, bell));
         let PairParts { board, epochs, logs, peer_gaps, history, channels } = parts;
+        let begun = mono_now();
         let peer = |end: &PeerEnd| Peer {
             end: *end,
             current: None,
             dial_at: MonoNs(0),
+            absent_from: Some(begun),
             watch: MismatchWatch::new(logs.clone()),
             spilled: BTreeSet::new(),
         };
@@ -167,6 +169,7 @@ impl PairLink {
             tell_at: MonoNs(0),
             gaps_asked: 0,
             strangers: BTreeSet::new(),
+            refused: BTreeSet::new(),
             board,
             epochs,
             peer_gaps,
@@ -205,6 +208,8 @@ struct Peer {
     /// The connection that has proved the key last.
     current: Option<Connection>,
     dial_at: MonoNs,
+    /// Since the link's start there has been no connection; `None`: there has been, or that was told.
+    absent_from: Option<MonoNs>,
     watch: MismatchWatch,
     /// Channels that had no room for all of the answer which is coming in.
     spilled: BTreeSet<ChannelId>,
@@ -224,6 +229,8 @@ struct Link {
     gaps_asked: usize,
     /// Numbers that were refused: each is told once.
     strangers: BTreeSet<u8>,
+    /// Addresses whose connections were refused: each is told once.
+    refused: BTreeSet<IpAddr>,
     board: Arc<Board>,
     epochs: BTreeMap<GroupId, Arc<KnownEpochs>>,
     peer_gaps: Arc<PeerGaps>,
@@ -259,6 +266,7 @@ impl Link {
         for index in 0..self.peers.len() {
             self.with(index, |link, connection| link.hear(index, connection, now));
         }
+        self.tell_absent(now);
         self.tell_all(now);
         for index in 0..self.peers.len() {
             self.with(index, |_, connection| connection.flush());
@@ -275,6 +283,15 @@ impl Link {
         match act(self, &mut connection) {
             Ok(()) => self.peers[index].current = Some(connection),
             Err(over) => self.end(index, &connection, over),
+        }
+    }
+
+    /// Whoever never was there is told of like one that has gone.
+    fn tell_absent(&mut self, now: MonoNs) {
+        for peer in &mut self.peers {
+            if peer.absent_from.take_if(|since| now.since(*since) >= ABSENT_NS).is_some() {
+                tracing::warn!(alarm = "pair-link-down", peer = %peer.end.address, "pair link has not come up since the start");
+            }
         }
     }
 
@@ -310,6 +327,7 @@ impl Link {
             match heard.and_then(|message| self.greet(&mut connection).map(|()| message)) {
                 Ok(Some(message)) => self.meet(connection, message, now),
                 Ok(None) if now.since(connection.heard_at) < SILENCE_NS_MAX => self.pending.push(connection),
+                Err(Over::Refused(fault)) => self.refuse(&connection, fault),
                 // A peer that isn't there.
                 Ok(None) | Err(Over::Closed) if connection.dialled.is_some() => {}
                 Ok(None) | Err(_) => add(&self.desk.counters.refused),
@@ -333,6 +351,21 @@ impl Link {
             self.begin_copy(connection, channel, now);
             return;
         }
+        let is_alive = |before: &Connection| now.since(before.heard_at) < ALIVE_NS && before.ip() != connection.ip();
+        if self.peers[index].end.node.is_some() && self.peers[index].current.as_ref().is_some_and(is_alive) {
+            add(&self.desk.counters.refused);
+            if self.strangers.insert(node) {
+                let (first, second) = (self.peers[index].current.as_ref().and_then(Connection::ip), connection.ip());
+                tracing::error!(
+                    alarm = "number-twice",
+                    node,
+                    ?first,
+                    ?second,
+                    "pair link: two gateways have one number: the second is refused while the first is there"
+                );
+            }
+            return;
+        }
         // Where only the key tells who it is, it may be another one than before.
         if let Some(before) = self.peers[index].current.take().and_then(|before| before.stream.peer_node()) {
             self.desk.set_linked(before, false);
@@ -343,11 +376,22 @@ impl Link {
         self.peer_gaps.set_linked(true);
         tracing::info!(peer = %self.peers[index].end.address, node, "pair link is up");
         self.peers[index].spilled.clear();
+        self.peers[index].absent_from = None;
         self.peers[index].current = Some(connection);
         self.with(index, |link, connection| {
             link.take(message, index, connection, now);
             Ok(())
         });
+    }
+
+    /// Whoever it is, it has not proved that it has the key. Each address is told of once.
+    fn refuse(&mut self, connection: &Connection, fault: LinkFault) {
+        add(&self.desk.counters.refused);
+        let Some(peer) = connection.ip() else { return };
+        if self.refused.len() < REFUSED_TOLD_MAX && self.refused.insert(peer) {
+            let alarm = if fault == LinkFault::Oneself { "number-twice" } else { "pair-link-refused" };
+            tracing::error!(alarm, %peer, %fault, "pair link");
+        }
     }
 
     /// A gateway that joins wants a channel's state.
@@ -661,6 +705,11 @@ impl std::fmt::Display for Hex<'_> {
     }
 }
 
+/// A gateway that runs says something far more often.
+const ALIVE_NS: u64 = 500_000_000;
+/// Two gateways are hardly ever started in one moment.
+const ABSENT_NS: u64 = 10_000_000_000;
+const REFUSED_TOLD_MAX: usize = 64;
 /// How long a message left at the desk for which the bell isn't rung waits at most for the thread to look.
 const TURN: Duration = Duration::from_millis(1);
 const DIAL_INTERVAL_NS: u64 = 100_000_000;

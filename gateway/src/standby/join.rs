@@ -1,5 +1,7 @@
 //! When a gateway that joins may stand for election: no worse than its peer, and alike, for a while; alone at once.
 
+use std::collections::BTreeSet;
+
 use mdgw_feeds::{published::position::StreamPosition, time::MonoNs};
 
 use crate::election::fitness::{Fitness, Standing};
@@ -13,11 +15,11 @@ pub struct JoinLook {
     pub channels: Vec<(Option<StreamPosition>, Option<StreamPosition>)>,
     /// How fit this gateway is, and its peer.
     pub fitness: (Fitness, Fitness),
-    /// Windows of messages so far that the peer has told, that are alike, and that aren't.
-    pub windows: Windows,
+    /// Windows of messages so far, for each channel of the group.
+    pub windows: Vec<Windows>,
 }
 
-/// Counts of windows.
+/// Counts of one channel's windows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Windows {
     /// The peer has told.
@@ -39,7 +41,7 @@ pub struct JoinProgress {
     pub channels_missing: usize,
     /// Since when it has been level, ns.
     pub level_ns: u64,
-    /// For how long it has been level without having the peer's messages, ns; 0: it has them, or that isn't known yet.
+    /// For how long it has not had the peer's messages although it was level, ns; 0: it has them, or that isn't known yet.
     pub unlike_ns: u64,
 }
 
@@ -48,9 +50,11 @@ pub struct JoinProgress {
 pub struct JoinWatch {
     standing: Standing,
     /// Since when, and the windows then.
-    level: Option<(MonoNs, Windows)>,
-    /// Level since then, and not alike.
-    unlike: Option<MonoNs>,
+    level: Option<(MonoNs, Vec<Windows>)>,
+    /// Channels whose messages were not the peer's when they were compared last.
+    unlike: BTreeSet<usize>,
+    /// Since when there are any.
+    unlike_since: Option<MonoNs>,
     /// Less fit than the peer since then.
     worse: Option<MonoNs>,
     progress: JoinProgress,
@@ -62,7 +66,7 @@ impl JoinWatch {
     pub fn new() -> Self {
         let standing = Standing::Joins;
         let progress = JoinProgress { standing, behind_messages: 0, channels_missing: 0, level_ns: 0, unlike_ns: 0 };
-        Self { standing, level: None, unlike: None, worse: None, progress }
+        Self { standing, level: None, unlike: BTreeSet::new(), unlike_since: None, worse: None, progress }
     }
 
     /// What had come of it at the last look.
@@ -88,32 +92,47 @@ impl JoinWatch {
         self.worse = own.is_worse_than(peer).then(|| self.worse.unwrap_or(now));
         let is_worse = self.worse.is_some_and(|since| now.since(since) >= WORSE_NS);
         let is_level = channels_missing == 0 && behind_messages <= LEVEL_MESSAGES && !is_worse;
-        let (since, before) = *self.level.get_or_insert((now, look.windows));
-        let windows = look.windows;
-        if !is_level {
-            (self.level, self.unlike) = (None, None);
-        } else if windows.different != before.different {
+        if is_level {
+            self.compare(&look.windows, now);
+        } else {
             self.level = None;
-            self.unlike.get_or_insert(since);
-        } else if now.since(since) >= LEVEL_NS {
-            // A peer that tells windows of which none is alike has better books.
-            if windows.told == before.told || windows.equal > before.equal {
-                self.standing = Standing::Stands;
-            } else {
-                self.level = None;
-                self.unlike.get_or_insert(since);
-            }
         }
         if !look.has_peer {
             self.standing = Standing::Stands;
         }
+        let level_ns = self.level.as_ref().map_or(0, |(since, _)| now.since(*since));
         // Whoever stands and differs later is told of by the difference itself.
-        self.unlike.take_if(|_| self.standing == Standing::Stands);
-        let level_ns = self.level.map_or(0, |(since, _)| now.since(since));
-        let unlike_ns = self.unlike.map_or(0, |since| now.since(since));
+        let unlike_since = self.unlike_since.filter(|_| self.standing == Standing::Joins);
+        let unlike_ns = unlike_since.map_or(0, |since| now.since(since));
         self.progress =
             JoinProgress { standing: self.standing, behind_messages, channels_missing, level_ns, unlike_ns };
         self.progress
+    }
+
+    /// Level, it stands when it has been so for a while and no channel is unlike. A channel of which the peer tells windows and
+    /// none is alike has better books there: silence afterwards is no sign that they are better here.
+    fn compare(&mut self, windows: &[Windows], now: MonoNs) {
+        let (since, before) = self.level.get_or_insert_with(|| (now, windows.to_vec()));
+        let (since, is_over) = (*since, now.since(*since) >= LEVEL_NS);
+        for (channel, (before, windows)) in before.iter().zip(windows).enumerate() {
+            let is_alike = windows.equal > before.equal;
+            if windows.different != before.different || is_over && !is_alike && windows.told > before.told {
+                self.unlike.insert(channel);
+            } else if is_over && is_alike {
+                self.unlike.remove(&channel);
+            }
+        }
+        let is_different = before.iter().zip(windows).any(|(before, windows)| before.different != windows.different);
+        if self.unlike.is_empty() {
+            self.unlike_since = None;
+        } else {
+            self.unlike_since.get_or_insert(since);
+        }
+        if is_over && self.unlike.is_empty() {
+            self.standing = Standing::Stands;
+        } else if is_over || is_different {
+            self.level = None;
+        }
     }
 }
 
@@ -148,7 +167,7 @@ mod tests {
         JoinLook {
             has_peer: true,
             channels: vec![(ours, theirs)],
-            windows: Windows { told, equal, different },
+            windows: vec![Windows { told, equal, different }],
             ..JoinLook::default()
         }
     }
@@ -192,12 +211,34 @@ mod tests {
             assert_eq!(progress.standing, Standing::Joins);
             assert_eq!(progress.unlike_ns, if second < 2 { 0 } else { second * S }, "after {second} s");
         }
-        assert_eq!(doubtful.look(&look(None, at(0, 1), (21, 0, 0)), MonoNs(20 * S)).unlike_ns, 0, "not even level");
-        for second in 21..30 {
-            doubtful.look(&level((second, 1, 0)), MonoNs(second * S));
+        let behind = doubtful.look(&look(None, at(0, 1), (21, 0, 0)), MonoNs(20 * S));
+        assert_eq!((behind.standing, behind.unlike_ns), (Standing::Joins, 20 * S), "behind for a moment");
+        for second in 21..40 {
+            let quiet = doubtful.look(&level((21, 0, 0)), MonoNs(second * S));
+            assert_eq!((quiet.standing, quiet.unlike_ns), (Standing::Joins, second * S), "nothing is told");
         }
-        let later = doubtful.look(&level((30, 1, 5)), MonoNs(30 * S));
-        assert_eq!((later.standing, later.unlike_ns), (Standing::Joins, 9 * S), "what was alike is alike no more");
+        doubtful.look(&level((22, 1, 0)), MonoNs(40 * S));
+        let alike = doubtful.look(&level((22, 1, 0)), MonoNs(41 * S));
+        assert_eq!((alike.standing, alike.unlike_ns), (Standing::Stands, 0));
+    }
+
+    #[test]
+    fn each_channel_has_to_be_alike() {
+        let windows = |told, equal| Windows { told, equal, different: 0 };
+        let look = |one, other| JoinLook {
+            channels: vec![(at(0, 5), at(0, 5)); 2],
+            windows: vec![one, other],
+            ..look(None, None, (0, 0, 0))
+        };
+        let mut watch = JoinWatch::new();
+        for second in 0..20 {
+            let progress = watch.look(&look(windows(second, second), windows(second, 0)), MonoNs(second * S));
+            assert_eq!(progress.standing, Standing::Joins, "after {second} s");
+        }
+        for second in 20..24 {
+            watch.look(&look(windows(19, 19), windows(second, second - 19)), MonoNs(second * S));
+        }
+        assert_eq!(watch.progress().standing, Standing::Stands, "one is quiet, the other alike");
     }
 
     #[test]

@@ -19,9 +19,10 @@ use mdgw_feeds::{
     channel::{Channel, Datagram},
     frame::{FrameKind, FrameMeta, FrameSink},
     identity::{Epoch, Line, Sequence, Session},
-    published::packet::parse_packet,
+    published::packet::{Frames, parse_packet},
     time::{MonoNs, UnixNs},
 };
+use mdgw_publog::{Entry, Reader};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -33,6 +34,7 @@ use crate::{
     captures::say,
     day::DATE,
     feeds::SESSION,
+    pair::CHANNEL,
     process::{self, Ended},
     site::text,
 };
@@ -170,8 +172,8 @@ struct NeverTold {
 }
 
 impl NeverTold {
-    /// With every captured packet in whose range it lies.
-    fn in_words(&self, captures: &[PathBuf]) -> String {
+    /// With every captured packet, and every entry of the gateways' logs, in whose range it lies.
+    fn in_words(&self, captures: &[PathBuf], logs: &[PathBuf]) -> String {
         let Self { name: (session, sequence), before, after } = self;
         let mut text = format!("never told: {sequence} of {session:?}, after {before:?}, before {after:?}");
         for (receiver, capture) in (0..).zip(captures) {
@@ -190,6 +192,19 @@ impl NeverTold {
                         packet.meta,
                         packet.part
                     );
+                }
+            }
+        }
+        for (node, log) in (1..).zip(logs) {
+            let Ok(mut reader) = Reader::open(log, CHANNEL.0) else { continue };
+            while let Some(entry) = reader.next() {
+                let has_it = Frames::of_body(entry.payload).any(|(header, _)| header.sequence.get() == *sequence);
+                let is_in_range = (entry.first..entry.next).contains(sequence);
+                if Session::from_bytes(entry.session) == Some(*session) && (is_in_range || has_it) {
+                    let Entry { number, first, next, ts_commit, frame_count, flags, .. } = entry;
+                    let _ = write!(text, "\n  log of {node}, entry {number} at {ts_commit}, [{first}, {next}), ");
+                    let what = if has_it { "has it" } else { "silent" };
+                    let _ = write!(text, "{frame_count} frames, flags {flags}: {what}");
                 }
             }
         }
@@ -309,6 +324,8 @@ pub struct Judged {
 /// What gateways and sentinels wrote down.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Records<'a> {
+    /// The publication log of each gateway.
+    pub(super) logs: &'a [PathBuf],
     /// Of each gateway.
     pub(super) audits: &'a [String],
     /// On standard error, by each process.
@@ -329,7 +346,7 @@ impl Judged {
         let warnings: Vec<_> = warnings.map(str::to_owned).collect();
         let lost: Vec<_> = received.iter().flat_map(|received| expected.never_told(&received.delivered)).collect();
         if !lost.is_empty() {
-            let lost: Vec<_> = lost.iter().map(|lost| lost.in_words(&captures)).collect();
+            let lost: Vec<_> = lost.iter().map(|lost| lost.in_words(&captures, records.logs)).collect();
             say(&format!("{}\n{}", lost.join("\n"), records.said.join("\n---\n")));
         }
         Self {

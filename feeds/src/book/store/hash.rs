@@ -15,8 +15,9 @@
 //! **Bounds.** Whoever knows the multipliers can choose ids that collide; so a search goes
 //! [`PROBES_MAX`] places at most, and what would rest further off is refused ([`BookFault::OrderProbesExceeded`]).
 //! A secret [`BookLimits::order_hash_seed`] makes other multipliers: of those that the seed leads to, the first ones under
-//! which ids that are numbered upwards come to places far from each other. One odd number in two hundred is no such
-//! multiplier: it is so near a simple fraction of 2^64 that a venue's ids crowd in a few places of the table.
+//! which ids that are numbered upwards come to places far from each other. One odd number in two hundred is so near a simple
+//! fraction of 2^64 that a venue's ids would crowd in a few places of the table until it refuses them; about as few are far
+//! enough from all of them to be taken.
 
 use super::{
     super::{BookFault, BookLimits, memory, prefetch},
@@ -243,11 +244,13 @@ impl Order {
     }
 }
 
-/// The first of the multipliers to which `odd` and `seed` lead that spreads ids, whatever step they count in.
+/// The first of the multipliers to which `odd` and `seed` lead that spreads ids which count upwards, in steps of one, or of a power
+/// of two or ten.
 fn multiplier(odd: u64, seed: u64) -> u64 {
     let spreads = |multiplier: &u64| {
-        // Ids count upwards, or in steps of a power of two or of ten.
-        let mut strides = (1..=20).map(|power| 1 << power).chain((1..=6).map(|power| 10_u64.pow(power)));
+        // Ids in steps of ten to the p are in groups of 32 some progressions whose steps have fewer twos.
+        let of_ten = (1..=6).map(|power| 10_u64.pow(power)).flat_map(|ten| [ten, ten >> ten.trailing_zeros().min(5)]);
+        let mut strides = (1..=20).map(|power| 1 << power).chain(of_ten);
         is_far_from_fractions(*multiplier, QUOTIENT_MAX)
             && strides.all(|stride| is_far_from_fractions(multiplier.wrapping_mul(stride), STRIDE_QUOTIENT_MAX))
     };
@@ -384,6 +387,13 @@ mod tests {
         {
             assert_eq!(is_far_from_fractions(number, STRIDE_QUOTIENT_MAX), is_far, "{number:#x}");
         }
+        for seed in CROWDING_SEEDS.into_iter().chain(1..20) {
+            for stride in [10, 100, 1_000, 10_000, 100_000] {
+                let mut store = HashStore::with_len_max(20_000, seed);
+                let refused = (0..20_000).filter(|number| store.insert(order(number * stride)).is_err()).count();
+                assert_eq!(refused, 0, "{seed:#x}, in steps of {stride}");
+            }
+        }
         for seed in CROWDING_SEEDS {
             let plain = MULTIPLIERS[0].wrapping_mul(seed << 1 | 1);
             assert!(!is_far_from_fractions(plain, STRIDE_QUOTIENT_MAX));
@@ -393,7 +403,7 @@ mod tests {
                     assert_eq!(store.insert(order(number * stride)), Ok(()), "{seed:#x}, in steps of {stride}");
                 }
             }
-            // Negative control: with the first multiplier that the seed leads to most are refused.
+            // Negative control: with the first multiplier that the seed leads to many are refused.
             let mut crowded = HashStore::with_len_max(100_000, 0);
             crowded.multipliers[0] = plain;
             let taken = (0..100_000).filter(|number| crowded.insert(order(*number)).is_ok()).count();

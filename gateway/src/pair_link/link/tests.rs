@@ -1,17 +1,21 @@
 //! Two links over loopback.
 
 use std::{
-    io::Write as _,
+    io::{Read as _, Write as _},
     net::{Ipv4Addr, TcpStream},
     time::{Duration, Instant},
 };
 
 use mdgw_feeds::identity::Epoch;
+use socket2::{Domain, Socket, Type};
 
 use super::*;
-use crate::election::{
-    identity::{Incarnation, NodeId},
-    peer::{DeathNotice, PeerMessage, Question},
+use crate::{
+    election::{
+        identity::{Incarnation, NodeId},
+        peer::{DeathNotice, PeerMessage, Question},
+    },
+    pair_link::framing::LinkStream,
 };
 
 fn free_address() -> SocketAddrV4 {
@@ -152,6 +156,52 @@ fn of_three_each_hears_what_is_for_it_and_from_whom() {
     wait_until("the stranger is refused", || first.desk().counts().refused > refused);
     assert!(!has_met(first, 9));
     drop(stranger);
+}
+
+/// Speaks as that gateway to a link, from that address of this host.
+fn speak_as(node: u8, from: Ipv4Addr, to: SocketAddrV4) -> (TcpStream, LinkStream) {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddrV4::new(from, 0).into()).unwrap();
+    socket.connect(&to.into()).unwrap();
+    let mut socket = TcpStream::from(socket);
+    let mut stream = LinkStream::new(SharedKey::new(&[7; 32]), node, Nonce::random().unwrap());
+    socket.write_all(&stream.hello()).unwrap();
+    let mut bytes = [0; 4_096];
+    while !stream.has_met() {
+        let count = socket.read(&mut bytes).unwrap();
+        stream.push(&bytes[..count]);
+        // What comes behind the hello is the link's business.
+        let _first = stream.next_message().unwrap();
+    }
+    say_death(&mut socket, &mut stream);
+    (socket, stream)
+}
+
+fn say_death(socket: &mut TcpStream, stream: &mut LinkStream) {
+    let message = LinkMessage::Death { serial: 1, bytes: Vec::new() };
+    socket.write_all(&stream.seal(&message).unwrap()).unwrap();
+}
+
+#[test]
+fn of_two_gateways_with_one_number_the_first_is_heard_while_it_is_there() {
+    // Whoever is at 127.0.0.1 dials.
+    let peers = vec![PeerEnd { node: Some(2), address: free_address() }];
+    let listen = SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 2), free_address().port());
+    let ends = PairEnds { listen, peers, key: SharedKey::new(&[7; 32]), period_ns: 5_000_000 };
+    let link = PairLink::start(PairLinkConfig { node: 1, ends }, parts()).unwrap();
+    let counts = || link.desk().counts();
+    let (mut first, mut stream) = speak_as(2, Ipv4Addr::LOCALHOST, listen);
+    wait_until("the first is met", || counts().connections == 1);
+    let refused = counts().refused;
+    let second = speak_as(2, Ipv4Addr::new(127, 0, 0, 5), listen);
+    wait_until("the second is refused", || {
+        say_death(&mut first, &mut stream);
+        counts().refused == refused + 1
+    });
+    assert_eq!((counts().connections, has_met(&link, 2)), (1, true));
+    drop((first, second));
+    let _moved = speak_as(2, Ipv4Addr::new(127, 0, 0, 5), listen);
+    wait_until("it is met where it has gone", || counts().connections == 2);
 }
 
 #[test]
