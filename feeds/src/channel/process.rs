@@ -1,5 +1,7 @@
 //! Delivered messages, into frames.
 
+use zerocopy::IntoBytes as _;
+
 use super::{
     ChannelCounters,
     core::{Core, Notice},
@@ -8,7 +10,7 @@ use super::{
 use crate::{
     drop_reason::{DropCounts, DropReason},
     edge::TsRecv,
-    frame::{FrameFlags, FrameKind, FrameMeta, FrameSink},
+    frame::{FrameFlags, FrameKind, FrameMeta, FrameSink, GapBody},
     identity::Sequence,
     time::UnixNs,
     transport::Transport,
@@ -47,7 +49,15 @@ impl<C: Core> Process<'_, C> {
         let mut rest = block;
         let (mut sequence, mut is_whole) = (first, true);
         while sequence < until {
-            let Some(message) = C::Transport::next_message(&mut rest) else { break };
+            let Some(message) = C::Transport::next_message(&mut rest) else {
+                // A block shorter than its range: what it lacks must not pass for messages that say nothing.
+                self.drops.count(DropReason::MessageTruncated);
+                self.core.on_gap();
+                let lacking = sequence.max(from);
+                let body = GapBody { first: lacking.0.into(), next: until.0.into() };
+                sink.frame(&FrameMeta::own(FrameKind::Gap, lacking, until), 0, body.as_bytes());
+                return false;
+            };
             if sequence >= from {
                 is_whole &= self.message(message, sequence, block, ts_recv, send_time, sink);
             }

@@ -53,7 +53,8 @@ pub struct SinkCounts {
     pub cut: u64,
     /// Entries without a frame: ranges in which nothing was produced.
     pub empty: u64,
-    /// Frames that could not be written: no session had begun, or a body that neither fits nor can be cut.
+    /// Frames that could not be written: no session had begun, or a body that neither fits nor can be cut. In place of a message a
+    /// gap is told.
     pub refused: u64,
 }
 
@@ -197,6 +198,16 @@ impl LogSink {
         self.writer.payload_bytes_max().saturating_sub(FRAME_HEADER_BYTES)
     }
 
+    /// What can't be written is missing for good: readers are told, as of what the venue's lines did not bring.
+    #[cold]
+    fn refuse(&mut self, meta: &FrameMeta) {
+        self.counts.refused += 1;
+        if meta.kind == FrameKind::Message && self.numbering.is_some() {
+            let body = GapBody { first: meta.sequence.0.into(), next: meta.next.0.into() };
+            self.frame(&FrameMeta::own(FrameKind::Gap, meta.sequence, meta.next), 0, body.as_bytes());
+        }
+    }
+
     /// A frame of what is in the log already. Of a gap the rest is new, where the log ends inside it.
     #[cold]
     fn replayed(&mut self, meta: &FrameMeta, until: Sequence) {
@@ -241,7 +252,9 @@ impl FrameSink for LogSink {
         };
         self.counts.frames += u64::from(written);
         self.counts.records += if written { record_count.into() } else { 0 };
-        self.counts.refused += u64::from(!written);
+        if !written {
+            self.refuse(meta);
+        }
         self.settled(meta.next);
     }
 
@@ -552,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_neither_fitted_nor_cut_is_counted_and_leaves_the_stream_whole() {
+    fn what_can_be_neither_fitted_nor_cut_is_declared_missing_and_leaves_the_stream_whole() {
         let mut world = World::new();
         let sink = &mut world.sink;
         sink.frame(&message(1), 1, &records(1, 80));
@@ -560,7 +573,7 @@ mod tests {
         sink.frame(&message(1), 1, &[0; 2_000]);
         sink.frame(&message(2), 1, &records(1, 80));
         sink.flush();
-        assert_eq!(world.entries(), ["#0 [1,3) 0: (2.0+1)"]);
+        assert_eq!(world.entries(), ["#0 [1,3) 0: (1.0+0) (2.0+1)"], "a gap, and the next message");
         assert_eq!(world.sink.counts().refused, 2);
     }
 }

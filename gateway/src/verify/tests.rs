@@ -37,6 +37,57 @@ fn a_takeover_that_says_a_tail_again_keeps_all_promises() {
 }
 
 #[test]
+fn a_name_that_one_passes_over_and_another_says_is_found() {
+    let passes_over = |count, node, first, next| Forged { next, ..Forged::message(count, node, first) };
+    let mut silent_later = world();
+    silent_later.live(5, 0, 1, 10).say(Forged::heartbeat(6, 1, 7)).say(passes_over(6, 1, 7, 9)).live(6, 1, 9, 12);
+    assert_eq!(broken(&silent_later), [OneContent]);
+    let text = &silent_later.verdict(VerifyOptions::default()).findings[0].text;
+    assert!(text.contains("sequence 8 part 0") && text.contains("said nothing"), "{text}");
+
+    let mut silent_first = world();
+    silent_first.live(5, 0, 1, 7).say(passes_over(5, 0, 7, 9)).live(5, 0, 9, 10);
+    assert_eq!(broken(&silent_first), [], "a message may say nothing");
+    let answer = Forged { dst: "10.0.0.9:4000", flags: PacketFlags::RETRANSMISSION, ..Forged::message(5, 1, 8) };
+    silent_first.say(answer);
+    assert_eq!(broken(&silent_first), [OneContent]);
+
+    // A heartbeat that settles, and the end of an answer, which does not.
+    let mut heartbeats = world();
+    heartbeats.live(5, 0, 1, 7).say(Forged { first: 7, ..Forged::heartbeat(5, 0, 9) });
+    let flags = PacketFlags::RETRANSMISSION.with(PacketFlags::HEARTBEAT);
+    heartbeats.say(Forged { dst: "10.0.0.9:4000", first: 1, flags, ..Forged::heartbeat(5, 1, 9) });
+    assert_eq!(broken(&heartbeats), []);
+    heartbeats.say(Forged { flags: PacketFlags::RETRANSMISSION, ..Forged::message(6, 1, 7) });
+    assert!(broken(&heartbeats).contains(&OneContent));
+
+    // What one has declared missing another may have.
+    let mut declared = world();
+    declared.live(5, 0, 1, 7).say(Forged { is_gap: true, next: 9, ..Forged::message(5, 0, 7) });
+    declared.say(Forged { dst: "10.0.0.9:4000", flags: PacketFlags::RETRANSMISSION, ..Forged::message(5, 1, 8) });
+    assert_eq!(broken(&declared), []);
+}
+
+#[test]
+fn silences_that_touch_are_one() {
+    let mut silent = std::collections::BTreeMap::new();
+    let place = super::Place { file: 0, number: 1 };
+    let known = |silent: &std::collections::BTreeMap<u64, super::content::Silence>| {
+        silent.iter().map(|(first, silence)| (*first, silence.next)).collect::<Vec<_>>()
+    };
+    for ((first, next), expected) in [
+        ((10, 20), vec![(10, 20)]),
+        ((30, 40), vec![(10, 20), (30, 40)]),
+        ((12, 15), vec![(10, 20), (30, 40)]),
+        ((5, 8), vec![(5, 8), (10, 20), (30, 40)]),
+        ((8, 31), vec![(5, 40)]),
+    ] {
+        super::content::pass_over(&mut silent, first, super::content::Silence { next, epoch: Epoch::new(1, 1), place });
+        assert_eq!(known(&silent), expected);
+    }
+}
+
+#[test]
 fn blackouts_are_told_by_powers_of_two() {
     let mut world = world();
     world.live(5, 0, 1, 5);
@@ -58,7 +109,7 @@ fn blackouts_are_told_by_powers_of_two() {
 #[test]
 fn the_first_packet_of_an_epoch_may_begin_before_what_was_heard_and_must_go_beyond_it() {
     let mut straddled = world();
-    straddled.live(5, 0, 1, 93).say(Forged::heartbeat(6, 1, 90));
+    straddled.live(5, 0, 1, 88).say(Forged { next: 93, ..Forged::message(5, 0, 88) }).say(Forged::heartbeat(6, 1, 90));
     straddled.say(Forged { next: 93, ..Forged::message(6, 1, 88) }).live(6, 1, 93, 99);
     assert_eq!(broken(&straddled), []);
     let mut before = world();

@@ -17,9 +17,9 @@ use mdgw::{
 use mdgw_feeds::{
     arbiter::ArbiterConfig,
     channel::{Channel, Datagram},
-    frame::{FrameKind, FrameMeta, FrameSink},
+    frame::{FrameFlags, FrameHeader, FrameKind, FrameMeta, FrameSink},
     identity::{Epoch, Line, Sequence, Session},
-    published::packet::{Frames, parse_packet},
+    published::packet::{Frames, PacketFlags, parse_packet},
     time::{MonoNs, UnixNs},
 };
 use mdgw_publog::{Entry, Reader};
@@ -118,6 +118,45 @@ impl Expected {
         lost.take(LOST_TOLD_MAX).map(never_told).collect()
     }
 
+    /// Whether a packet or an entry of a log that settles this range and tells so many messages, without a gap, passes any over.
+    fn passes_over(&self, session: Session, (first, next): (u64, u64), told: usize) -> bool {
+        let before = |sequence| self.messages.partition_point(|(name, _)| *name < (session, sequence));
+        before(next).saturating_sub(before(first)) > told
+    }
+
+    /// What says nothing where there is something to be told: captured packets and entries of the gateways' logs, some of them.
+    fn silences(&self, captures: &[PathBuf], logs: &[PathBuf]) -> Vec<String> {
+        let mut found = Vec::new();
+        for (receiver, capture) in (0..).zip(captures) {
+            let mut file = CaptureFile::open(capture, &OpenOptions::default()).expect("a receiver's capture");
+            while let Ok(Some(datagram)) = file.next_datagram() {
+                let Ok(packet) = parse_packet(datagram.payload) else { continue };
+                let (meta, is) = (packet.meta, |flag| packet.meta.flags.contains(flag));
+                // Of definitions, and of an answer's end, the range is none of messages.
+                let is_of_messages =
+                    !(is(PacketFlags::SNAPSHOT) || is(PacketFlags::RETRANSMISSION) && is(PacketFlags::HEARTBEAT));
+                let range = (meta.first.0, meta.next.0);
+                let told = told_in(packet.frames().map(|(header, _)| header), range);
+                if is_of_messages && told.is_some_and(|told| self.passes_over(meta.session, range, told)) {
+                    found.push(format!("receiver {receiver}, from {}: {told:?} in {meta:?}", datagram.src));
+                }
+            }
+        }
+        for (node, log) in (1..).zip(logs) {
+            let Ok(mut reader) = Reader::open(log, CHANNEL.0) else { continue };
+            while let Some(entry) = reader.next() {
+                let Some(session) = Session::from_bytes(entry.session) else { continue };
+                let range = (entry.first, entry.next);
+                let told = told_in(Frames::of_body(entry.payload).map(|(header, _)| header), range);
+                if told.is_some_and(|told| self.passes_over(session, range, told)) {
+                    found.push(format!("log of {node}, entry {}: {told:?} in {session:?} {range:?}", entry.number));
+                }
+            }
+        }
+        found.truncate(LOST_TOLD_MAX);
+        found
+    }
+
     /// What is wrong with what one receiver was told.
     #[must_use]
     pub fn faults(&self, delivered: &[Delivered]) -> Faults {
@@ -180,7 +219,7 @@ impl NeverTold {
             let mut file = CaptureFile::open(capture, &OpenOptions::default()).expect("a receiver's capture");
             while let Ok(Some(datagram)) = file.next_datagram() {
                 let Ok(packet) = parse_packet(datagram.payload) else { continue };
-                let has_it = packet.frames().any(|(header, _)| header.sequence.get() == *sequence);
+                let has_it = packet.frames().any(|(header, _)| is_message(header, *sequence));
                 let is_in_range = (packet.meta.first.0..packet.meta.next.0).contains(sequence);
                 if packet.meta.session == *session && (is_in_range || has_it) {
                     // Writing to a string cannot fail.
@@ -198,7 +237,7 @@ impl NeverTold {
         for (node, log) in (1..).zip(logs) {
             let Ok(mut reader) = Reader::open(log, CHANNEL.0) else { continue };
             while let Some(entry) = reader.next() {
-                let has_it = Frames::of_body(entry.payload).any(|(header, _)| header.sequence.get() == *sequence);
+                let has_it = Frames::of_body(entry.payload).any(|(header, _)| is_message(header, *sequence));
                 let is_in_range = (entry.first..entry.next).contains(sequence);
                 if Session::from_bytes(entry.session) == Some(*session) && (is_in_range || has_it) {
                     let Entry { number, first, next, ts_commit, frame_count, flags, .. } = entry;
@@ -210,6 +249,24 @@ impl NeverTold {
         }
         text
     }
+}
+
+fn is_message(header: &FrameHeader, sequence: u64) -> bool {
+    header.kind == FrameKind::Message as u8 && header.sequence.get() == sequence
+}
+
+/// How many messages of that range end in these frames; `None` where some are declared missing.
+fn told_in<'a>(frames: impl Iterator<Item = &'a FrameHeader>, (first, next): (u64, u64)) -> Option<usize> {
+    let mut told = 0;
+    for header in frames {
+        let is_last = FrameFlags(header.flags).contains(FrameFlags::LAST_PART);
+        match FrameKind::from_number(header.kind) {
+            Some(FrameKind::Gap) => return None,
+            Some(FrameKind::Message) => told += usize::from(is_last && (first..next).contains(&header.sequence.get())),
+            _ => {}
+        }
+    }
+    Some(told)
 }
 
 /// Of all that was lost, so many are said by name.
@@ -317,7 +374,8 @@ pub struct Judged {
     pub noticed_ns: BTreeSet<u64>,
     /// What gateways and sentinels warned of.
     pub warnings: Vec<String>,
-    /// Those that tell of books that are not as they should be: who has them may lead one day.
+    /// Those that tell of books that are not as they should be: who has them may lead one day. And what says nothing where there
+    /// is something to be told.
     pub doubts: Vec<String>,
 }
 
@@ -344,6 +402,7 @@ impl Judged {
         let verified = verify(&captures, &["--json"]);
         let warnings = records.said.iter().flat_map(|said| said.lines()).filter(|line| is_warning(line));
         let warnings: Vec<_> = warnings.map(str::to_owned).collect();
+        let silences = expected.silences(&captures, records.logs);
         let lost: Vec<_> = received.iter().flat_map(|received| expected.never_told(&received.delivered)).collect();
         if !lost.is_empty() {
             let lost: Vec<_> = lost.iter().map(|lost| lost.in_words(&captures, records.logs)).collect();
@@ -359,7 +418,7 @@ impl Judged {
             gained_ns: events(records.audits, "gained").collect(),
             deaths_ns: events(records.audits, "died").map(|(_, time_ns)| time_ns).collect(),
             noticed_ns: records.said.iter().flat_map(|said| noticed(said)).collect(),
-            doubts: warnings.iter().filter(|line| is_doubt(line)).cloned().collect(),
+            doubts: warnings.iter().filter(|line| is_doubt(line)).cloned().chain(silences).collect(),
             warnings,
             received,
         }
