@@ -46,7 +46,8 @@ const _: () = assert!(FRAME_HEADER_BYTES == 32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum FrameKind {
-    /// Records of one input message. A function of the channel's input.
+    /// Records of one input message. A function of the channel's input. None, and [`FrameFlags::SUSPECT`], of a message that could
+    /// not be understood, or that a book could not take.
     Message = 0,
     /// [`GapBody`]: input sequences that were declared missing. Named by its range.
     Gap = 1,

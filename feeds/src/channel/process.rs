@@ -4,7 +4,7 @@ use zerocopy::IntoBytes as _;
 
 use super::{
     ChannelCounters,
-    core::{Core, Notice},
+    core::{Applied, Core, Notice},
     evidence::{EvidenceRing, Why},
 };
 use crate::{
@@ -76,13 +76,16 @@ impl<C: Core> Process<'_, C> {
         sink: &mut S,
     ) -> bool {
         self.counters.messages += 1;
-        let applied = match self.core.apply(message, sequence) {
-            Ok(applied) => applied,
+        let (applied, is_understood) = match self.core.apply(message, sequence) {
+            Ok(applied) => (applied, true),
             Err(reason) => {
                 self.counters.messages_refused += 1;
                 self.drops.count(reason);
                 self.evidence.keep(Why::Refused(reason), sequence, ts_recv, block);
-                return reason == DropReason::MessageTypeUnknown;
+                if reason == DropReason::MessageTypeUnknown {
+                    return true;
+                }
+                (Applied { suspect: true, ts_event: ts_recv.0, ..Applied::default() }, false)
             }
         };
         if let Some(fault) = applied.fault {
@@ -94,11 +97,14 @@ impl<C: Core> Process<'_, C> {
             Some(Notice::EndOfMessages) => *self.ends_at = Some(sequence.plus(1)),
         }
         let records = self.core.records();
-        if records.count() == 0 {
+        let (count, bytes) = if is_understood { (records.count(), records.bytes()) } else { (0, &[][..]) };
+        // What a book could not take is told without a record, as suspect: whoever leads next may have sound books, and would
+        // go on behind it as if it had meant nothing.
+        if count == 0 && is_understood && applied.fault.is_none() {
             return true;
         }
         self.counters.frames += 1;
-        self.counters.records += u64::from(records.count());
+        self.counters.records += u64::from(count);
         let (ts_recv, ts_in_delta_ns) = match self.ts_recv {
             TsRecv::Capture => (ts_recv, delta_ns(ts_recv, send_time.map_or(applied.ts_event, |sent| sent.0))),
             TsRecv::None => (UnixNs::UNDEFINED, 0),
@@ -113,8 +119,8 @@ impl<C: Core> Process<'_, C> {
             ts_recv: ts_recv.0,
             ts_in_delta_ns,
         };
-        sink.frame(&meta, records.count(), records.bytes());
-        true
+        sink.frame(&meta, count, bytes);
+        is_understood
     }
 }
 

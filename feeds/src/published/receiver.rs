@@ -153,7 +153,8 @@ pub enum Item<'a> {
     /// A numbering begins: at the start, and when the venue began anew. Sessions only go forward.
     Session,
     /// All records of one input message, its parts joined. The header is that of the whole message; where
-    /// `body_bytes` can't hold the length it stands at its maximum, and `body.len()` counts.
+    /// `body_bytes` can't hold the length it stands at its maximum, and `body.len()` counts. Without records, and suspect: the
+    /// gateway could not understand the message, or its book could not take it.
     Message {
         /// Sequence, receive time, flags.
         header: &'a FrameHeader,

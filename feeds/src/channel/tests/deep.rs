@@ -133,7 +133,9 @@ fn a_damaged_message_is_a_gap_to_every_book() {
         let messages = [level(BID, "OTHER", 1, 10_000, 1), message, level(BID, "OTHER", 2, 10_000, 1)];
         world.datagrams(&Stream::new(Feed::IexDeep).packets(&messages, usize::MAX));
         let frames: Vec<_> = world.seen.messages().iter().map(|frame| (frame.sequence.0, frame.is_suspect)).collect();
-        assert_eq!(frames, [(1, false), (3, is_suspect)]);
+        let refused = (reason != DropReason::MessageTypeUnknown).then_some((2, true));
+        let expected: Vec<_> = [Some((1, false)), refused, Some((3, is_suspect))].into_iter().flatten().collect();
+        assert_eq!(frames, expected);
         assert_eq!(world.channel.drops().iter().collect::<Vec<_>>(), [(reason, 1)]);
         assert_eq!(world.channel.evidence().count(), 1);
     }

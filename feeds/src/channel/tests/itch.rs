@@ -306,14 +306,15 @@ fn contradictions_mark_the_book_and_are_kept() {
         assert!(world.seen.messages().iter().all(|frame| !frame.is_suspect), "negative control");
         let broken = stream.packet(&[message]);
         world.datagram(Line::A, &broken);
-        assert_eq!(world.seen.messages().len(), 1, "{fault:?} gives no record");
+        let told = world.seen.messages().last().map(|frame| (frame.sequence.0, frame.body.len(), frame.is_suspect));
+        assert_eq!(told, Some((2, 0, true)), "{fault:?} gives no record, and is told");
         assert_eq!(world.channel.book_faults().iter().collect::<Vec<_>>(), [(fault, 1)]);
         let evidence: Vec<_> = world.channel.evidence().collect();
         let [evidence] = evidence[..] else { panic!("{} kept", evidence.len()) };
         assert!(matches!(evidence.broken.why, Why::Contradicted(found) if found.kind == fault));
         assert_eq!((evidence.broken.sequence, evidence.bytes()), (Sequence(2), &broken[20..]));
         world.datagram(Line::A, &stream.packet(&[cancel(7, 1, 1), add(9, 3, BUY, 1, 100_000)]));
-        let suspects: Vec<bool> = world.seen.messages()[1..].iter().map(|frame| frame.is_suspect).collect();
+        let suspects: Vec<bool> = world.seen.messages()[2..].iter().map(|frame| frame.is_suspect).collect();
         assert_eq!(suspects, [true, false], "{fault:?} is the instrument's alone");
     }
 }
@@ -384,7 +385,9 @@ fn damaged_messages_are_counted_kept_and_leave_every_book_in_doubt() {
         let packet = stream.packet(&[add(8, 1, BUY, 100, 100_000), message, cancel(8, 1, 1)]);
         world.datagram(Line::A, &packet);
         let frames: Vec<_> = world.seen.messages().iter().map(|frame| (frame.sequence.0, frame.is_suspect)).collect();
-        assert_eq!(frames, [(1, false), (3, is_suspect)]);
+        let refused = (reason != DropReason::MessageTypeUnknown).then_some((2, true));
+        let expected: Vec<_> = [Some((1, false)), refused, Some((3, is_suspect))].into_iter().flatten().collect();
+        assert_eq!(frames, expected);
         assert_eq!(world.channel.drops().iter().collect::<Vec<_>>(), [(reason, 1)]);
         assert_eq!(world.channel.counters().messages_refused, 1);
         let kept: Vec<_> = world.channel.evidence().map(|kept| (kept.broken.why, kept.bytes().to_vec())).collect();

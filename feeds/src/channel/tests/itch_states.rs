@@ -196,10 +196,11 @@ fn a_refused_message_does_not_use_up_the_name() {
         ALL,
         &[reg_sho(7, b'?'), reg_sho(7, b'1')],
         &expect![[r#"
-        2 delta 7000
-          mapping 7 S7
-          status 14 reason 0 trading ~ quoting ~ restricted Y
-    "#]],
+            1 delta 0 suspect
+            2 delta 7000
+              mapping 7 S7
+              status 14 reason 0 trading ~ quoting ~ restricted Y
+        "#]],
     );
 }
 

@@ -268,12 +268,14 @@ fn a_refused_message_does_not_use_up_the_name() {
         ALL,
         &[broken, early, trade("ZIEXT", 1, 10_000)],
         &expect![[r#"
-        3 delta 5000
-          mapping 1190146663 ZIEXT
-          mbo T N 1 x1 #0 L
-          trade T N 1 x1 L
-          mbp1 T N 1 x1 L d0 []
-    "#]],
+            1 delta 5000 suspect
+            2 delta 5000 suspect
+            3 delta 5000
+              mapping 1190146663 ZIEXT
+              mbo T N 1 x1 #0 L
+              trade T N 1 x1 L
+              mbp1 T N 1 x1 L d0 []
+        "#]],
     );
     assert_eq!(world.channel.drops().get(DropReason::FieldInvalid), 2);
 }

@@ -436,7 +436,7 @@ type Fate = (bool, bool, u64);
 fn inputs() -> impl Strategy<Value = Vec<Input>> {
     let input = prop_oneof![
         3 => Just(Input::Silent),
-        8 => (1..5_u16).prop_map(Input::Records),
+        8 => (0..5_u16).prop_map(Input::Records),
         // Cut into two to four parts.
         1 => (7..24_u16).prop_map(Input::Records),
         1 => Just(Input::Missing),
