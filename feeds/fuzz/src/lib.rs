@@ -11,7 +11,7 @@ use mdgw_feeds::{
     arbiter::{Arbiter, ArbiterConfig, Arrival, Delivery},
     book::BookLimits,
     channel::{Channel, ChannelConfig, Datagram, SchemaSet},
-    frame::{FrameKind, FrameMeta, FrameSink},
+    frame::{FrameFlags, FrameKind, FrameMeta, FrameSink},
     identity::{ChannelId, Feed, GroupId, Line, Sequence, Session},
     published::{
         packet::{Frames, PACKET_HEADER_BYTES, parse_packet, write_packet},
@@ -329,7 +329,8 @@ impl FrameSink for Ascending {
         assert!(self.has_session && meta.sequence >= self.settled && meta.next >= meta.sequence);
         match meta.kind {
             FrameKind::Message => {
-                assert!(record_count > 0 && body.len().is_multiple_of(8));
+                let is_suspect = meta.flags.contains(FrameFlags::SUSPECT);
+                assert!((record_count > 0 || is_suspect && body.is_empty()) && body.len().is_multiple_of(8));
                 assert!(!self.has_ended || meta.sequence >= self.settled);
                 self.settled = meta.next;
             }

@@ -633,11 +633,12 @@ impl<'a> BookView<'a> {
         self.book.map_or(0, |(book, _)| *book.level_counts.of(side))
     }
 
-    /// Whether the book may differ from the venue's: after a fault or a gap, until it is rebuilt or cleared.
+    /// Whether the book may differ from the venue's: after a fault or a gap, until it is rebuilt or cleared; and always of an
+    /// instrument beyond `instruments_max`, which has none.
     #[must_use]
     #[inline]
     pub fn is_suspect(&self) -> bool {
-        self.book.is_some_and(|(book, _)| book.is_suspect)
+        self.book.is_none_or(|(book, _)| book.is_suspect)
     }
 }
 

@@ -319,6 +319,25 @@ fn contradictions_mark_the_book_and_are_kept() {
     }
 }
 
+/// It has no book that could be marked: all that is told of it is in doubt.
+#[test]
+fn an_instrument_beyond_the_books_is_told_as_suspect() {
+    let world = rows(
+        MBO,
+        &[add(63, 1, BUY, 100, 100_000), add(64, 2, BUY, 100, 100_000), delete(64, 2)],
+        &expect![[r#"
+        1 delta 7000
+          mapping 63 S63
+          mbo R N - x0 #0
+          mbo A B 10 x100 #1 L
+        2 delta 7000 suspect
+          mapping 64 S64
+        3 delta 7000 suspect
+    "#]],
+    );
+    assert_eq!(world.channel.book_faults().get(BookFault::InstrumentUnknown), 1);
+}
+
 #[test]
 fn what_is_applied_in_spite_of_a_fault_is_told_as_applied() {
     let messages = [add(7, 1, BUY, 100, 100_000), add(7, 2, SELL, 100, 99_000), execute(7, 1, 150), cancel(7, 2, 101)];
