@@ -232,7 +232,7 @@ impl PipelineLocal {
 
 /// Counters of a channel that other threads can read while it runs, in the order in which they are registered.
 /// `state` is the number of its [`ChannelState`], `lines_silent` has one bit for each line whose alarm is raised.
-pub const COUNTERS: [&str; 20] = [
+pub const COUNTERS: [&str; 21] = [
     "state",
     "datagrams",
     "messages",
@@ -253,6 +253,7 @@ pub const COUNTERS: [&str; 20] = [
     "log_segments_missed",
     "log_entries_private",
     "sends_slow",
+    "frames_refused",
 ];
 
 impl ChannelPipeline {
@@ -471,8 +472,9 @@ impl ChannelPipeline {
             log.segments_missed,
             log.entries_private,
             sent.slow_sends,
+            self.sink.counts().refused,
         ];
-        const { assert!(COUNTERS.len() == 20) };
+        const { assert!(COUNTERS.len() == 21) };
         for (place, value) in values.into_iter().enumerate() {
             self.counters.set(place, value);
         }

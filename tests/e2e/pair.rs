@@ -1,5 +1,6 @@
 //! Two gateways that share a stream: who leads, who goes on, and who comes back.
 
 mod election;
+mod misfits;
 mod rejoin;
 mod takeover;

@@ -5,7 +5,7 @@ use std::fs;
 
 use mdgw_tests::{
     process,
-    site::{text, write_key},
+    site::{free_address, text, write_key},
 };
 
 #[test]
@@ -13,8 +13,9 @@ fn a_check_tells_what_would_be_done_or_names_what_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let [config, key, votes] = ["witness.toml", "key", "votes"].map(|name| folder.path().join(name));
     write_key(&key);
+    let listen = free_address().to_string();
     let sound = format!(
-        "node = 3\nlisten = \"127.0.0.1:27500\"\nkey_file = \"{}\"\nvote_directory = \"{}\"\n\
+        "node = 3\nlisten = \"{listen}\"\nkey_file = \"{}\"\nvote_directory = \"{}\"\n\
          [[peer]]\nnode = 1\naddress = \"127.0.0.2:27500\"\n[[peer]]\nnode = 2\naddress = \"127.0.0.3:27500\"\n",
         key.display(),
         votes.display(),
@@ -24,14 +25,14 @@ fn a_check_tells_what_would_be_done_or_names_what_is_wrong() {
         process::run(["witness", "--check", text(&config)])
     };
     let told = check(&sound).with_code(0);
-    for part in ["127.0.0.1:27500", "127.0.0.2:27500", "127.0.0.3:27500", text(&votes)] {
+    for part in [listen.as_str(), "127.0.0.2:27500", "127.0.0.3:27500", text(&votes)] {
         assert!(told.stdout.contains(part), "no {part} in\n{}", told.stdout);
     }
     assert!(!votes.exists(), "a check leaves nothing behind");
 
     // An address of no interface here, a directory below a file, a key that isn't there.
     for (from, to, named) in [
-        ("\"127.0.0.1:27500\"", "\"192.0.2.7:27500\"", "192.0.2.7:27500"),
+        (listen.as_str(), "192.0.2.7:27500", "192.0.2.7:27500"),
         (text(&votes), &format!("{}/votes", key.display()), "votes"),
         (text(&key), "/nonexistent/key", "/nonexistent/key"),
     ] {

@@ -92,7 +92,12 @@ impl ElectedPair {
         wait_until("it stands", || self.role(node) == "candidate");
     }
 
-    fn config_text(&self, node: u8) -> String {
+    /// The configuration that a gateway is started with.
+    ///
+    /// # Panics
+    /// When there is none of that number.
+    #[must_use]
+    pub fn config_text(&self, node: u8) -> String {
         let (first, site, peer) = (self.gateways.site(1), self.gateways.site(node), 3 - node);
         let (listen, peer_end) = (self.link_end(node), self.found_at[usize::from(peer) - 1]);
         let (records, key) = (first.path("records"), first.path("key"));

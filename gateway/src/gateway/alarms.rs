@@ -70,6 +70,9 @@ fn tell(channel: &str, name: &str, last: u64, now: u64) {
                 "segments went that the peer may not have published yet"
             )
         }
+        "frames_refused" => {
+            tracing::warn!(alarm = "gap-declared", channel, more, "messages that fit no packet; told as gaps")
+        }
         "sends_refused" => tracing::warn!(channel, more, "sends that the kernel refused; tried again"),
         "sends_slow" => {
             tracing::warn!(channel, more, "sends that took longer than the fence's margin allows for")
