@@ -17,7 +17,7 @@ use serde_json::Value;
 
 pub use self::{
     client::{ControlError, ask},
-    pair::{Admit, GroupControl, PairControl},
+    pair::{Admit, AskToLead, GroupControl, PairControl},
     server::ControlServer,
 };
 
@@ -42,6 +42,12 @@ pub enum Request {
         /// Which gateway; the fittest where none is named.
         #[serde(default)]
         target: Option<u8>,
+    },
+    /// The gateway that leads is asked to hand over to this one.
+    TakeBack {
+        /// Of which group; needed where there are several.
+        #[serde(default)]
+        group: Option<u16>,
     },
     /// Leadership moves no more by itself.
     Pin {

@@ -58,7 +58,7 @@ use crate::{
         Resolved,
         resolved::{Backend, LinkConfig},
     },
-    control::{Admit, ControlServer, GroupControl, PairControl},
+    control::{Admit, AskToLead, ControlServer, GroupControl, PairControl},
     election::{
         auth::SharedKey,
         core::Progress,
@@ -394,7 +394,10 @@ impl Gateway {
         };
         let latch = Arc::new(election.clone());
         let admit = has_record.then(|| Arc::new(move |node, name| admitting.admit(node, name)) as Admit);
-        GroupControl { latch, admit, details: Arc::new(details) }
+        let peer_way = Arc::clone(&self.peer_way);
+        let ask_to_lead: AskToLead =
+            Arc::new(move |node| peer_way.get().is_some_and(|desk| desk.ask_to_lead(node.0, group)));
+        GroupControl { latch, admit, ask_to_lead, details: Arc::new(details) }
     }
 
     /// The same for each group.

@@ -8,9 +8,10 @@
 //! | `--all` | every case over its own backend, the figures' cases over all of them; prints a table |
 //! | `--case NAME` | one case; `--case list` names all |
 //! | `--trials N` | how often (50) |
-//! | `--backend file|quorum|etcd|zookeeper` | who grants leadership, if not as the case says |
+//! | `--backend file|quorum|emergent|etcd|zookeeper` | who grants leadership, if not as the case says |
 //! | `--timing 100/20/20` | lease, renewal, margin in ms |
 //! | `--no-sentinel` | nobody tells of a death |
+//! | `--kernel-fence` | the kernel refuses what a gateway sends past its deadline (`kernel_fence`) |
 //! | `--rate N` | messages of the venue in a second (50,000) |
 //! | `--lasts N` | for how many seconds what must change nothing lasts (3) |
 //! | `--trials-a-day N` | trials before everything is started anew (5) |
@@ -75,6 +76,7 @@ struct Options {
     backend: Option<Backend>,
     timing: Timing,
     has_sentinel: bool,
+    has_kernel_fence: bool,
     trials: u64,
     trials_a_day: u64,
     rate: u64,
@@ -118,6 +120,7 @@ impl Options {
             backend: value("--backend").map(backend).transpose()?,
             timing: Timing::parse(timing).ok_or("--timing LEASE/RENEWAL/MARGIN in ms, such as 20/4/4")?,
             has_sentinel: !is_given("--no-sentinel"),
+            has_kernel_fence: is_given("--kernel-fence"),
             trials: number("--trials", 50)?,
             trials_a_day: number("--trials-a-day", 5)?.max(1),
             rate: number("--rate", 50_000)?.max(1),
@@ -204,6 +207,7 @@ impl Options {
         let mut plan = Plan {
             timing: kind.timing,
             has_sentinel: kind.has_sentinel,
+            has_kernel_fence: self.has_kernel_fence,
             messages,
             messages_per_second: self.rate as f64,
             priority: self.priority,
@@ -236,6 +240,7 @@ fn kinds(timing: Timing) -> Vec<Kind> {
         ("kill", QUORUM, default, true),
         ("kill", ETCD, default, true),
         ("kill", ZOOKEEPER, default, true),
+        ("kill", Backend::Emergent, default, true),
         ("kill", QUORUM, Timing(20, 4, 4), false),
         ("kill", QUORUM, Timing(40, 8, 8), false),
         ("kill", ETCD, default, false),

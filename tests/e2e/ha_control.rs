@@ -81,10 +81,7 @@ fn a_drill_hands_over_and_back_and_says_how_long_it_took() {
     pair.wait_until_stands(other);
     let epoch = |node| pair.status(node).unwrap()["epoch"]["count"].as_u64().unwrap();
     let before = epoch(leader);
-    let drill = |from: u8, more: &[&str]| {
-        let peer = pair.gateways.site(3 - from).path("control");
-        pair.gateways.ask(from, &[&["drill", "--peer", text(&peer)], more].concat())
-    };
+    let drill = |from: u8, more: &[&str]| pair.gateways.ask(from, &[&["drill"], more].concat());
     let refused = drill(other, &[]).with_code(1);
     assert!(refused.stderr.contains(&format!("node {other} does not lead")), "{}", refused.stderr);
     assert_eq!(epoch(leader), before, "a drill that was refused moves nothing");

@@ -129,7 +129,7 @@ impl World {
             fast: Arc::new(fast),
         };
         match world.plan.backend {
-            Backend::File => {}
+            Backend::File | Backend::Emergent => {}
             Backend::Quorum => world.start_witnesses(),
             Backend::Store(store) => world.start_store(store, test)?,
         }
@@ -381,7 +381,7 @@ impl World {
         wait_until("it stands", || self.role(node) == "candidate");
         let reached = self.reached(self.leader());
         wait_until("it is level", || self.reached(node) >= reached);
-        if self.plan.backend != Backend::Quorum {
+        if matches!(self.plan.backend, Backend::File | Backend::Store(_)) {
             wait_until("somebody is to follow", || {
                 self.status(self.leader()).is_some_and(|status| status["heir"].is_number())
             });

@@ -35,8 +35,8 @@ enum Tool {
     /// Let a gateway stand that the record doesn't name.
     #[command(after_help = "Examples:\n  mdgw ha admit --node 3 --name chicago-b")]
     Admit(control::AdmitArgs),
-    /// Hand over to the other gateway and back, and tell how long each took.
-    #[command(after_help = "Examples:\n  mdgw ha drill --socket /run/mdgw/a --peer /run/mdgw/b")]
+    /// Hand over to another gateway, have it hand back, and tell how long each took.
+    #[command(after_help = "Examples:\n  mdgw ha drill\n  mdgw ha drill --group 2 --to 1")]
     Drill(drill::Args),
 }
 

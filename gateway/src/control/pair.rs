@@ -1,6 +1,12 @@
 //! What a gateway of a pair answers.
 
-use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use mdgw_feeds::identity::{Epoch, GroupId};
 use serde_json::{Value, json};
@@ -38,12 +44,17 @@ pub struct GroupControl {
     pub latch: Arc<dyn LeaderLatch>,
     /// Lets a gateway stand that the record doesn't name; `None` where the backend knows no such list.
     pub admit: Option<Admit>,
+    /// Asks the gateway that leads for leadership.
+    pub ask_to_lead: AskToLead,
     /// What else is to be told of it: positions of its channels, for instance.
     pub details: Arc<dyn Fn() -> Value + Send + Sync>,
 }
 
 /// Admits that gateway.
 pub type Admit = Arc<dyn Fn(NodeId, NodeName) + Send + Sync>;
+
+/// Asks that gateway, over the pair link, to hand over to this one; `false`: there is no link to it.
+pub type AskToLead = Arc<dyn Fn(NodeId) -> bool + Send + Sync>;
 
 impl PairControl {
     /// Answers one question. Waits for a hand-over to come about.
@@ -54,6 +65,7 @@ impl PairControl {
             Request::Snapshot {} => Ok(json!((self.snapshot)())),
             Request::History { count } => self.history(count),
             Request::HandOver { group, target } => self.hand_over(group, target.map(NodeId)),
+            Request::TakeBack { group } => self.take_back(group, TAKE_BACK_PATIENCE),
             Request::Pin { group } => self.set_pin(group, Pin::Pinned),
             Request::Unpin { group } => self.set_pin(group, Pin::Free),
             Request::Admit { group, node, name } => self.admit(group, NodeId(node), &name),
@@ -88,6 +100,36 @@ impl PairControl {
         Ok(
             json!({ "group": group.0, "leader": member_value(&leader), "epoch": epoch_value(control.latch.view().epoch) }),
         )
+    }
+
+    /// Whoever has just come to lead may not be ready to give it away: it is asked again for a while.
+    fn take_back(&self, group: Option<u16>, patience: Duration) -> Result<Value, String> {
+        let (group, control) = self.group(group)?;
+        let (latch, begun) = (&control.latch, Instant::now());
+        let mut asked = begun;
+        while !latch.has_leadership() {
+            let leader = latch.view().leader;
+            let named = leader.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);
+            if begun.elapsed() >= patience {
+                let limit_s = patience.as_secs();
+                return Err(format!(
+                    "{named} leads group {} and did not hand over within {limit_s} s: its log says why",
+                    group.0
+                ));
+            }
+            asked = Instant::now();
+            if leader.is_some_and(|leader| leader.node != self.node && !(control.ask_to_lead)(leader.node)) {
+                return Err(format!("{named} leads group {}, and there is no link to it", group.0));
+            }
+            latch.await_leadership_for(TAKE_BACK_PAUSE).map_err(|closed| closed.to_string())?;
+        }
+        let view = latch.view();
+        Ok(json!({
+            "group": group.0,
+            "leader": view.leader.as_ref().map(member_value),
+            "epoch": epoch_value(view.epoch),
+            "took_us": u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX),
+        }))
     }
 
     fn set_pin(&self, group: Option<u16>, pin: Pin) -> Result<Value, String> {
@@ -174,6 +216,10 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
+/// Longer than a gateway takes that has handed over to stand again.
+const TAKE_BACK_PATIENCE: Duration = Duration::from_secs(10);
+/// Between two questions.
+const TAKE_BACK_PAUSE: Duration = Duration::from_millis(100);
 /// Lines of an audit that one answer holds.
 const HISTORY_MAX: usize = 1_000;
 
@@ -227,7 +273,7 @@ mod tests {
             Err(Closed)
         }
         fn await_leadership_for(&self, _: Duration) -> Result<Option<Epoch>, Closed> {
-            Err(Closed)
+            Ok(None)
         }
         fn listen(&self, _: Arc<dyn Listener>) -> ListenerId {
             ListenerId(0)
@@ -257,7 +303,18 @@ mod tests {
     fn control(groups: u16, audit: Option<PathBuf>) -> PairControl {
         let groups = (1..=groups).map(|group| {
             let details = Arc::new(|| Value::Null);
-            (GroupId(group), GroupControl { latch: Decided::leading(), admit: None, details })
+            let latch = Decided::leading();
+            let asked = Arc::clone(&latch);
+            // The third is nowhere; the second gives away what it has.
+            let ask_to_lead: AskToLead = Arc::new(move |node| {
+                asked.with(|view| {
+                    if view.pin == Pin::Free {
+                        (view.role, view.leader) = (Role::Leader, Some(member(1)));
+                    }
+                });
+                node == NodeId(2)
+            });
+            (GroupId(group), GroupControl { latch, admit: None, ask_to_lead, details })
         });
         let snapshot = Arc::new(|| Snapshot { source: "gateway 1".to_owned(), ..Snapshot::default() });
         PairControl { node: NodeId(1), groups: groups.collect(), audit, snapshot }
@@ -286,6 +343,33 @@ mod tests {
         assert_eq!(refused(hand_over()), "this gateway does not lead");
         let group = &ok(control.answer(Request::Status {}))["groups"][0];
         assert_eq!((&group["role"], &group["leader"]["node"]), (&json!("candidate"), &json!(2)));
+    }
+
+    #[test]
+    fn leadership_comes_back_from_a_gateway_that_has_it_to_give() {
+        let control = control(1, None);
+        let hand_over = |target| ok(control.answer(Request::HandOver { group: None, target: Some(target) }));
+        let _given_away = hand_over(2);
+        let back = ok(control.answer(Request::TakeBack { group: None }));
+        assert_eq!(back["leader"]["node"], 1);
+        assert!(back["took_us"].is_u64(), "{back}");
+
+        let latch = &control.groups[&GroupId(1)].latch;
+        latch.set_pin(Pin::Pinned);
+        let _given_away = hand_over(2);
+        let why = control.take_back(None, Duration::ZERO).unwrap_err();
+        assert!(why.contains("node 2") && why.contains("did not hand over within 0 s"), "{why}");
+        let why = control.take_back(None, Duration::from_secs(1)).unwrap_err();
+        assert!(why.contains("did not hand over within 1 s"), "{why}");
+    }
+
+    #[test]
+    fn leadership_is_not_asked_of_a_gateway_without_a_link() {
+        let control = control(1, None);
+        control.groups[&GroupId(1)].latch.set_pin(Pin::Pinned);
+        let _given_away = ok(control.answer(Request::HandOver { group: None, target: Some(3) }));
+        let why = refused(control.answer(Request::TakeBack { group: None }));
+        assert!(why.contains("node 3") && why.ends_with("there is no link to it"), "{why}");
     }
 
     #[test]

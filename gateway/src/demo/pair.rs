@@ -1,9 +1,9 @@
 //! A pair on one machine: two gateways, an exchange whose lines lose packets, a subscriber and a witness of the output;
-//! whichever gateway leads is stopped again and again, and at last killed.
+//! whichever gateway leads is asked to hand over, stopped, and killed, again and again.
 //!
 //! Stopped, a process comes back with its books and without knowing how long it slept: that is what a fence has to stand.
-//! Killed, it would come back without books: that one stays away. Nobody can tell of a stopped process, so its lease runs
-//! out; of a killed one its sentinel tells at once.
+//! Nobody can tell of a stopped process, so its lease runs out; of a killed one its sentinel tells at once. Started again,
+//! that one has its books from the other, and stands when both are alike.
 //!
 //! Gateways and exchange are processes of their own, as in earnest: a signal that leaves no time is what they get. The
 //! subscriber and the witness live here, where the signals come from.

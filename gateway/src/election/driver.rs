@@ -282,6 +282,12 @@ impl Election {
         (self.tell)(Input::Admit(node, name));
     }
 
+    /// That gateway asks to lead: hands over to it as [`LeaderLatch::hand_over`] does, and waits for nothing. A refusal is
+    /// logged.
+    pub fn begin_hand_over(&self, target: NodeId) {
+        (self.tell)(Input::HandOver(Some(target)));
+    }
+
     /// How late the election thread was, ns, and how often by more than half of the margin: it woke late, or what it had
     /// to do took so long.
     #[must_use]

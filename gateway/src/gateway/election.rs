@@ -239,7 +239,9 @@ fn emergent_config(
         join_attempts: membership.join_attempts,
         minimum_size: membership.minimum_size,
         timing: EmergentTiming::of_lease(&election.timing),
-        own_epoch: epoch,
+        // Below what this start has for itself: that is nobody's yet, and members tell each other what they know. One that
+        // comes back would outrank whoever leads.
+        own_epoch: Epoch::new(epoch.count().saturating_sub(1), 0),
         configuration: config.output_mark(),
         // Without it the configuration was refused.
         allow_split: true,
@@ -429,6 +431,12 @@ impl News {
             }
             if let Some(election) = self.elections.get(&group) {
                 election.heard_from_peer(NodeId(from), message);
+            }
+        }
+        while let Some((from, group)) = self.desk.take_lead_ask() {
+            if let Some(election) = self.elections.get(&group).filter(|election| election.has_leadership()) {
+                tracing::info!(node = from, group = group.0, "another gateway asks to lead");
+                election.begin_hand_over(NodeId(from));
             }
         }
     }

@@ -35,6 +35,7 @@ pub struct PairDesk {
     election: ArrayQueue<(u8, GroupId, PeerMessage)>,
     deaths: ArrayQueue<(Option<GroupId>, DeathNotice)>,
     mismatches: ArrayQueue<Mismatch>,
+    lead_asks: ArrayQueue<(u8, GroupId)>,
     /// Who forwards what comes for the elections; woken by it.
     reader: OnceLock<Thread>,
     /// Of the next message that goes by more than one way; begins anywhere, so that a new process' are others.
@@ -111,6 +112,7 @@ impl PairDesk {
             election: ArrayQueue::new(QUEUE_MESSAGES_MAX),
             deaths: ArrayQueue::new(QUEUE_MESSAGES_MAX),
             mismatches: ArrayQueue::new(MISMATCHES_MAX),
+            lead_asks: ArrayQueue::new(LEAD_ASKS_MAX),
             reader: OnceLock::new(),
             serial: AtomicU64::new(serial),
             peers: Mutex::default(),
@@ -132,6 +134,17 @@ impl PairDesk {
         let serial = self.next_serial();
         serde_json::to_vec(notice)
             .is_ok_and(|bytes| self.send(None, LinkMessage::Death { serial, bytes }, DATAGRAM_COPIES))
+    }
+
+    /// Asks that gateway, if it leads the group, to hand over to this one. `false`: no link to it, or no room.
+    pub fn ask_to_lead(&self, to: u8, group: GroupId) -> bool {
+        self.is_linked_to(to) && self.send(Some(to), LinkMessage::LeadAsk { group }, 0)
+    }
+
+    /// The next gateway that asks to lead, and which group.
+    #[must_use]
+    pub fn take_lead_ask(&self) -> Option<(u8, GroupId)> {
+        self.lead_asks.pop()
     }
 
     /// The thread that takes what comes for the elections: it is unparked for each message. The first one that calls it.
@@ -247,6 +260,11 @@ impl PairDesk {
         self.wake();
     }
 
+    pub(super) fn put_lead_ask(&self, from: u8, group: GroupId) {
+        self.keep(&self.lead_asks, (from, group));
+        self.wake();
+    }
+
     fn wake(&self) {
         if let Some(reader) = self.reader.get() {
             reader.unpark();
@@ -314,5 +332,7 @@ const QUEUE_MESSAGES_MAX: usize = 1_024;
 const SEEN_MAX: usize = 1_024;
 /// Kept for whoever asks; each is logged when it is found.
 const MISMATCHES_MAX: usize = 64;
+/// Somebody waits for each, and asks again.
+const LEAD_ASKS_MAX: usize = 256;
 /// One gets through where a connection would wait for its repetition.
 const DATAGRAM_COPIES: usize = 3;

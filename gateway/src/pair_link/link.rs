@@ -574,6 +574,7 @@ impl Link {
                     Err(error) => tracing::warn!(%error, "a message that differs can't be read"),
                 }
             }
+            LinkMessage::LeadAsk { group } => self.desk.put_lead_ask(from, group),
             LinkMessage::GapAsk(range) => self.answer_gap(&range, connection),
             LinkMessage::GapPacket { channel, bytes } => {
                 // What is none of the numbering that is kept is for the channel to refuse and to count.

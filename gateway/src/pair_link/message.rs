@@ -10,7 +10,7 @@
 
 use mdgw_feeds::{
     channel::CopyFault,
-    identity::{ChannelId, Epoch, Sequence, Session},
+    identity::{ChannelId, Epoch, GroupId, Sequence, Session},
     published::position::StreamPosition,
 };
 
@@ -77,6 +77,11 @@ pub enum LinkMessage {
     },
     /// The copy's end.
     CopyEnd(CopyEnd),
+    /// Hand leadership of that group over to me, if it is yours.
+    LeadAsk {
+        /// The group.
+        group: GroupId,
+    },
 }
 
 /// How a copy ended.
@@ -289,6 +294,7 @@ impl LinkMessage {
                 out.extend(slices.to_le_bytes());
                 out.extend(checksum.to_le_bytes());
             }
+            Self::LeadAsk { group } => out.extend(group.0.to_le_bytes()),
         }
         out
     }
@@ -343,6 +349,7 @@ impl LinkMessage {
                 };
                 Self::CopyEnd(CopyEnd { channel, fault, slices: rest.u32()?, checksum: rest.u32()? })
             }
+            12 => Self::LeadAsk { group: GroupId(rest.u16()?) },
             _ => return Err(Malformed::Unknown),
         };
         if rest.0.is_empty() { Ok(message) } else { Err(Malformed::TooLong) }
@@ -362,6 +369,7 @@ impl LinkMessage {
             Self::CopyAsk { .. } => 9,
             Self::CopySlice { .. } => 10,
             Self::CopyEnd(_) => 11,
+            Self::LeadAsk { .. } => 12,
         }
     }
 }
@@ -525,6 +533,7 @@ mod tests {
             LinkMessage::CopySlice { channel, number: 7, bytes: vec![3; SLICE_BYTES_MAX] },
             LinkMessage::CopyEnd(CopyEnd { channel, fault: None, slices: 8, checksum: 9 }),
             LinkMessage::CopyEnd(CopyEnd { channel, fault: Some(CopyFault::Incomplete), slices: 0, checksum: 0 }),
+            LinkMessage::LeadAsk { group: GroupId(259) },
         ]
     }
 
@@ -595,7 +604,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_refused_or_mean_exactly_what_is_written_again(
-            kind in 0_u8..13,
+            kind in 0_u8..14,
             bytes in prop::collection::vec(any::<u8>(), 0..200),
         ) {
             let body = [&[kind][..], &bytes].concat();
@@ -605,7 +614,7 @@ mod tests {
         }
 
         #[test]
-        fn damaged_messages_never_panic(which in 0_usize..14, index in 0_usize..200, byte in any::<u8>()) {
+        fn damaged_messages_never_panic(which in 0_usize..15, index in 0_usize..200, byte in any::<u8>()) {
             let mut bytes = samples()[which].to_bytes();
             let index = index % bytes.len();
             bytes[index] = byte;

@@ -486,7 +486,8 @@ impl Listener {
         let meta = packet.meta;
         let is_of = |channel: &&mut Channel| (channel.board.group, channel.id) == (meta.group, meta.channel);
         let channel = self.channels.iter_mut().find(is_of).ok_or(DropReason::ChannelUnknown)?;
-        if node_of(meta.epoch) == self.node {
+        // Above what this gateway has led under, its number is somebody else's: a leader has to go above that, too.
+        if node_of(meta.epoch) == self.node && meta.epoch <= channel.fence.epoch() {
             channel.board.own_packets += 1;
             return Ok(());
         }

@@ -234,8 +234,8 @@ pub const CASES: [Case; 43] = {
         Case::new("forged", "a stranger publishes under an epoch too far above to be believed", NothingMoves, |world, _| {
             network::forge_an_incredible_epoch(world)
         }),
-        Case::new("forged-credible", "a stranger publishes under an epoch that everybody believes", SomebodyLeads, |world, _| {
-            network::forge_a_credible_epoch(world)
+        Case::new("forged-credible", "a stranger publishes under epochs that everybody believes, each other time under the leader's own number", SomebodyLeads, |world, trial| {
+            network::forge_credible_epochs(world, trial % 2 == 1)
         }),
         Case::new("store-down", "all nodes of the store are killed, for a while, and started again", NothingMoves, |world, _| {
             grantors::kill_store(world, grantors::Nodes::All)

@@ -23,6 +23,7 @@ impl World {
         // What the output depends on differs from revision to revision, though no day notices.
         let orders_max = ORDERS_MAX.max(self.plan.messages.next_power_of_two() / 8) + revision;
         let [line_a, line_b] = LINES;
+        let kernel_fence = self.plan.has_kernel_fence;
         let sentinel = if self.plan.has_sentinel { "started" } else { "none" };
         let mut config = format!(
             "[gateway]\nnode = {node}\nstate_file = \"{state}\"\nlog_dir = \"{log}\"\naudit_file = \"{}\"\n\
@@ -39,7 +40,7 @@ impl World {
              requests_per_second = 10000\nbytes_per_second = 100000000\n\
              [latency]\ndirectory = \"{}\"\n\
              [election]\nname = \"gw{node}\"\nlease_ms = {lease}\nrenew_ms = {renewal}\nmargin_ms = {margin}\n\
-             rate_error_ppm = 500\npriority = {priority}\nrevision = {revision}\nbackend = ",
+             rate_error_ppm = 500\npriority = {priority}\nrevision = {revision}\nkernel_fence = {kernel_fence}\nbackend = ",
             text(&audit),
             text(&socket),
             address(VENUE),
@@ -59,6 +60,16 @@ impl World {
                     text(&key),
                     at(votes, "votes"),
                     peers().chain(self.witness_nodes()).map(voter).collect::<String>(),
+                )
+            }
+            Backend::Emergent => {
+                let members = self.nodes().map(|node| format!("\"{}:{VOTE_PORT}\"", address(node)));
+                format!(
+                    "\"emergent\"\n[election.emergent]\nallow_split = true\nlisten = \"{own}:{VOTE_PORT}\"\n\
+                     key_file = \"{}\"\nminimum_size = 1\nfound = {}\nseeds = [{}]\n",
+                    text(&key),
+                    node == 1,
+                    members.collect::<Vec<_>>().join(", "),
                 )
             }
             Backend::Store(store) => {

@@ -11,6 +11,8 @@ pub enum Backend {
     File,
     /// Votes of the gateways and of a witness.
     Quorum,
+    /// The gateways' own list of members.
+    Emergent,
     /// Three nodes of a store, each on a host of its own.
     Store(Store),
 }
@@ -22,6 +24,7 @@ impl Backend {
         match self {
             Self::File => "file",
             Self::Quorum => "quorum",
+            Self::Emergent => "emergent",
             Self::Store(Store::ZooKeeper) => "zookeeper",
             Self::Store(_) => "etcd",
         }
@@ -33,6 +36,7 @@ impl Backend {
         match name {
             "file" => Some(Self::File),
             "quorum" => Some(Self::Quorum),
+            "emergent" => Some(Self::Emergent),
             "etcd" => Some(Self::Store(Store::Etcd)),
             "zookeeper" => Some(Self::Store(Store::ZooKeeper)),
             _ => None,
@@ -51,6 +55,8 @@ pub struct Plan {
     pub timing: Timing,
     /// Whether a sentinel tells of a gateway's death.
     pub has_sentinel: bool,
+    /// Whether the kernel refuses what a gateway sends past its deadline.
+    pub has_kernel_fence: bool,
     /// Messages of the venue's day.
     pub messages: u64,
     /// Messages of the venue in a second.
@@ -84,6 +90,7 @@ impl Plan {
             backend,
             timing: Timing(600, 120, 120),
             has_sentinel: true,
+            has_kernel_fence: false,
             messages: 120_000,
             messages_per_second: 1_500.0,
             priority: 0,

@@ -55,6 +55,8 @@ pub struct Trials {
     verdicts: String,
     /// Packets of an epoch that receivers had left behind.
     fenced: u64,
+    /// Messages that some receiver heard again, day by day.
+    said_again: u64,
     /// Changes that no blow caused.
     besides: Vec<Beside>,
     /// What was warned of on days with such a change.
@@ -114,6 +116,7 @@ impl Trials {
         }
         self.doubts.extend_from_slice(&judged.doubts);
         self.fenced += judged.fenced;
+        self.said_again += judged.said_again();
         let broken = judged.broken();
         self.overlaps += broken.0;
         self.broken += broken.1;
@@ -195,8 +198,9 @@ impl Trials {
         let _ = writeln!(
             text,
             "overlapping publish intervals: {}; other findings of `mdgw ha verify`: {}\n\
-             not as wanted: {}; inside a message: {}; late packets of an old epoch: {}",
-            self.overlaps, self.broken, self.unwanted, self.inside, self.fenced
+             not as wanted: {}; inside a message: {}; late packets of an old epoch: {}; \
+             messages said again: {}",
+            self.overlaps, self.broken, self.unwanted, self.inside, self.fenced, self.said_again
         );
         for warning in &self.warnings {
             let _ = writeln!(text, "on a day with a change besides: {warning}");
@@ -232,12 +236,14 @@ impl Trials {
         let others = self.faults.sum() - lost - doubled - out_of_order - in_doubt + self.broken;
         format!(
             "| {title} | {} | {} | {} | {median} | {worst} | {quiet_median} | {quiet_worst} | {before} | {noticed} | {told} | \
-             {elected} | {packet} | {content} | {lost} | {doubled} | {out_of_order} | {} | {others} | {in_doubt} | {} |\n",
+             {elected} | {packet} | {content} | {lost} | {doubled} | {out_of_order} | {} | {others} | {in_doubt} | {} | {} | {} |\n",
             self.blows,
             self.stalled,
             self.unwanted + self.broken_off.len(),
             self.overlaps,
             self.besides.len(),
+            self.fenced,
+            self.said_again,
         )
     }
 
@@ -251,8 +257,8 @@ impl Trials {
 /// medians.
 pub const TABLE_HEAD: &str = "\
 | blow | trials | with a stall | not as wanted | silence | worst | without a stall | worst | before | noticed | told | elected | \
-packet | content | lost | doubled | out of order | overlaps | other faults | in doubt | changes besides |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
+packet | content | lost | doubled | out of order | overlaps | other faults | in doubt | changes besides | late packets | said again |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|
 ";
 
 fn trial(blow: &Blow, change: &Change, judged: &Judged, stall_ns: u64) -> Trial {

@@ -42,6 +42,8 @@ impl Resolver<'_> {
         }
         if peers.is_empty() {
             self.warnings.push("election without any [[election.peer]]: nobody can take over".to_owned());
+        } else {
+            self.warn_of_what_a_pair_lacks(election, gateway);
         }
         let listeners_ms_max: u64 = self.number(&election.listeners_ms_max, limits::LISTENERS_MS_MAX);
         let link = match &election.link {
@@ -189,6 +191,21 @@ impl Resolver<'_> {
             ends.push(PeerEnd { node: Some(node), address });
         }
         ends
+    }
+
+    fn warn_of_what_a_pair_lacks(&mut self, election: &file::Election, gateway: &GatewayConfig) {
+        let lacks = [
+            (
+                election.link.is_none(),
+                "[election.link] is missing: a death shows only when the lease has run out, nobody hands over in order, no gap is filled by the peer, and a gateway that comes back has to make its books anew",
+            ),
+            (gateway.audit_file.is_none(), "gateway.audit_file is not set: changes of leadership are noted nowhere"),
+            (
+                gateway.control_socket.is_none(),
+                "gateway.control_socket is not set: `mdgw ha` and `mdgw top` cannot ask this gateway",
+            ),
+        ];
+        self.warnings.extend(lacks.into_iter().filter(|(is_so, _)| *is_so).map(|(_, text)| text.to_owned()));
     }
 
     fn hang_limit(&mut self, link: &file::Link, sentinel: &SentinelChoice, listeners_ms_max: u64) -> Option<u64> {

@@ -416,9 +416,7 @@ fn a_store_that_is_not_built_in_names_its_feature() {
 fn an_election_by_etcd_is_shown_with_its_defaults() {
     let text = "backend = \"etcd\"\n[election.etcd]\nendpoints = [\"10.0.0.1:2379\", \"etcd-2:2379\"]\nca_file = \"ca.pem\"\n\
                 certificate_file = \"c.pem\"\nkey_file = \"c.key\"\nuser = \"mdgw\"\npassword_file = \"secret\"\n";
-    let text = with_election(text).replacen("[gateway]", "[gateway]\nnode = 0", 1);
-    let resolved = load(&text).unwrap();
-    assert_eq!(resolved.warnings, Vec::<String>::new());
+    let resolved = load(&with_election(text)).unwrap();
     let settings = resolved.settings().into_iter().filter(|(key, _)| is_of_store(key));
     let lines: Vec<String> = settings.map(|(key, value)| format!("{key} = {value}")).collect();
     expect![[r#"
@@ -742,6 +740,24 @@ fn with_file_election(more: &str) -> String {
     format!(
         "{SMALL}\n[election]\nbackend = \"file\"\nname = \"gw0\"\n{more}\n[[election.peer]]\nnode = 1\nname = \"gw1\"\n"
     )
+}
+
+#[test]
+fn a_pair_is_warned_of_what_it_lacks() {
+    let warnings = load(&with_file_election("")).unwrap().warnings;
+    let begins =
+        ["gateway.node is not set", "[election.link] is missing", "gateway.audit_file is", "gateway.control_socket is"];
+    assert_eq!(warnings.len(), begins.len(), "{warnings:?}");
+    for (warning, begin) in warnings.iter().zip(begins) {
+        assert!(warning.starts_with(begin), "{warning}");
+    }
+    let link = "[election.link]\nlisten = \"127.0.0.1:1\"\npeer = \"127.0.0.1:2\"\nkey_file = \"key\"\n";
+    let whole = with_file_election(link).replacen(
+        "[gateway]",
+        "[gateway]\nnode = 0\naudit_file = \"audit\"\ncontrol_socket = \"control\"",
+        1,
+    );
+    assert_eq!(load(&whole).unwrap().warnings, Vec::<String>::new());
 }
 
 #[test]

@@ -160,11 +160,16 @@ pub(super) fn forge_an_incredible_epoch(world: &mut World) -> Blow {
     })
 }
 
-pub(super) fn forge_a_credible_epoch(world: &mut World) -> Blow {
+/// Two, of which the second is credible to whoever has believed the first.
+pub(super) fn forge_credible_epochs(world: &mut World, by_leaders_number: bool) -> Blow {
     let before = world.epoch();
-    let forged = Epoch::new(before.count() + 5, STRANGER);
+    let node = if by_leaders_number { world.leader() } else { STRANGER };
     let struck_ns = now_ns();
-    world.forge(forged);
+    let [_, forged] = [1_000, 1_900].map(|beyond| {
+        let forged = Epoch::new(before.count() + beyond, node);
+        world.forge(forged);
+        forged
+    });
     follow(world, forged);
     world.wait_until_stands(3 - world.leader());
     Blow { before, struck_ns, calm_until_ns: None }
