@@ -7,10 +7,10 @@
 //! send at one time, the longest send included; each opening has a higher epoch than any before; receivers hand on nothing
 //! of an old epoch; and, apart from that, one leads when the storm is over.
 
-mod faults;
+pub(crate) mod faults;
 mod receiver;
 mod store;
-mod world;
+pub(crate) mod world;
 
 use crate::seeds::for_seeds;
 use faults::{Fault, Faults};
@@ -25,7 +25,7 @@ use mdgw_tests::captures::say;
 use world::{MS, Opening, Setup, Swap, Violation, WAKE_NS_MAX, World};
 
 /// Two gateways at 20/4 ms.
-const PAIR: Setup = Setup {
+pub(crate) const PAIR: Setup = Setup {
     gateways: 2,
     timing: LeaseTiming::from_ms(20, 4, 4),
     faults: Faults::NONE,
@@ -34,6 +34,7 @@ const PAIR: Setup = Setup {
     epochs_heard: true,
     receivers_fence: true,
     clock_rates_read: true,
+    joins: false,
 };
 const STORM: Setup = Setup { faults: Faults::STORM, ..PAIR };
 const SLEWS: Setup = Setup { faults: Faults::SLEWS, ..PAIR };

@@ -11,9 +11,13 @@
 //!
 //! Judged: each subscriber is told each message of the day once, in order, with its content, none lost and no numbering left
 //! out; nothing under an old epoch after a newer one; and all that stands in the logs is what the day says, under its name.
-//! Who leads is not simulated here: one at a time.
+//!
+//! Who leads comes from the seed, one at a time; or from the election over a register, in the same time and under its own
+//! storm (`../lease.rs`): then the fence is open as long as the lease allows, a hand-over tells where the output ended by the
+//! election's messages, what the ear hears of epochs goes to the election, and who comes back stands when it is level.
 
 mod day;
+mod elected;
 mod faults;
 mod gateway;
 mod network;
@@ -25,7 +29,7 @@ mod world;
 use mdgw_feeds::identity::{ChannelId, Epoch, GroupId};
 use mdgw_tests::captures::say;
 
-use crate::seeds::for_seeds;
+use crate::{lease, seeds::for_seeds};
 use day::Told;
 use world::{Counts, Outcome, World};
 
@@ -44,6 +48,8 @@ struct Setup {
     has_epochs: bool,
     /// Receivers ask all services what their logs hold; else they believe whichever answers.
     asks_all: bool,
+    /// The election says who leads.
+    is_elected: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +77,8 @@ enum Violation {
     Missing(Told),
     /// A log has something else under that name.
     Log { node: u8, name: Told },
+    /// The election's own.
+    Election(lease::world::Violation),
 }
 
 const PAIR: Setup = Setup {
@@ -81,12 +89,19 @@ const PAIR: Setup = Setup {
     doubts: true,
     has_epochs: true,
     asks_all: true,
+    is_elected: false,
 };
 const STORM: Setup = Setup { weather: Weather::Storm, ..PAIR };
+const ELECTED: Setup = Setup { is_elected: true, ..STORM };
 
 #[test]
 fn every_message_is_told_once_whoever_leads() {
-    for (name, setup, seeds) in [("straight streams", PAIR, 1_300), ("streams in storms", STORM, 700)] {
+    let kinds = [
+        ("straight streams", PAIR, 1_300),
+        ("streams in storms", STORM, 700),
+        ("streams of elected leaders", ELECTED, 4_000),
+    ];
+    for (name, setup, seeds) in kinds {
         let counts = for_seeds(name, seeds, |seed| {
             let gateways = 2 + usize::try_from(seed % 2).expect("0 or 1");
             let Outcome { violation, counts, .. } = World::new(seed, Setup { gateways, ..setup }).run();
@@ -109,7 +124,7 @@ fn every_message_is_told_once_whoever_leads() {
 #[test]
 fn a_seed_says_all() {
     for_seeds("streams run twice", 40, |seed| {
-        let setup = if seed % 2 == 0 { PAIR } else { STORM };
+        let setup = [PAIR, STORM, ELECTED][usize::try_from(seed % 3).expect("one of three")];
         let [once, again] = [(); 2].map(|()| World::new(seed, setup).run().digest);
         if once == again { Ok(()) } else { Err("two runs of one seed differ".to_owned()) }
     });
@@ -124,7 +139,7 @@ fn is_found(what: &str, setup: Setup, is_expected: fn(&Violation) -> bool) {
     let (seed, violation) = found.unwrap_or_else(|| panic!("nothing found in {CONTROL_SEEDS} seeds"));
     say(&format!("without {what}: {violation:?}, seed {seed}"));
     // The same weather does no harm where nothing is switched off.
-    let sound = Setup { gateways: setup.gateways, weather: setup.weather, ..PAIR };
+    let sound = Setup { gateways: setup.gateways, weather: setup.weather, is_elected: setup.is_elected, ..PAIR };
     assert_eq!(World::new(seed, sound).run().violation, None, "seed {seed}");
 }
 
@@ -132,6 +147,11 @@ const CONTROL_SEEDS: u64 = 300;
 
 fn is_loss(violation: &Violation) -> bool {
     matches!(violation, Violation::Lost { .. } | Violation::NotNext { .. })
+}
+
+/// Services that have heard nobody yet answer under epoch 0: no leader says that.
+fn is_of_old_leader(violation: &Violation) -> bool {
+    matches!(violation, Violation::OldEpoch { epoch, .. } if epoch.count() > 0)
 }
 
 #[test]
@@ -145,6 +165,12 @@ fn a_hand_over_that_tells_what_was_logged_loses_messages() {
 }
 
 #[test]
+fn receivers_of_elected_leaders_need_their_safeguards_too() {
+    is_found("the receivers' epoch rule, elected", Setup { has_epochs: false, ..ELECTED }, is_of_old_leader);
+    is_found("asking all services, elected", Setup { asks_all: false, ..ELECTED }, is_loss);
+}
+
+#[test]
 fn what_is_believed_beyond_the_own_input_silences_a_successor() {
     // It goes on behind what it believes, and says that one's numbering.
     let is_forged =
@@ -154,9 +180,7 @@ fn what_is_believed_beyond_the_own_input_silences_a_successor() {
 
 #[test]
 fn receivers_that_ignore_epochs_take_what_an_old_leader_says() {
-    // Services that have heard nobody yet answer under epoch 0: no leader says that.
-    let is_old = |violation: &Violation| matches!(violation, Violation::OldEpoch { epoch, .. } if epoch.count() > 0);
-    is_found("the receivers' epoch rule", Setup { has_epochs: false, ..STORM }, is_old);
+    is_found("the receivers' epoch rule", Setup { has_epochs: false, ..STORM }, is_of_old_leader);
 }
 
 #[test]

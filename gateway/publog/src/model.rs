@@ -277,6 +277,33 @@ fn after_a_machine_crash_the_checksum_finds_any_torn_entry() {
 }
 
 #[test]
+fn what_a_machine_crash_left_behind_the_cut_is_not_found() {
+    let target = directory();
+    let mut log = open(options(target.path()), NOW_NS).unwrap();
+    let [_, second] = [1, 2].map(|sequence| Written::numbered(sequence).write(&mut log));
+    // A session's first entry gets a slot of the index.
+    let next_session = Written { session: [2; 16], ..Written::numbered(1) };
+    let ghost = next_session.write(&mut log);
+    drop(log);
+    let path = segment_path(target.path(), ghost.segment);
+    let mut image = fs::read(&path).unwrap();
+    // The word that commits the entry before it has not come to the disk.
+    let cut = usize::try_from(second.offset).unwrap();
+    image[cut..cut + 8].fill(0);
+    fs::write(&path, &image).unwrap();
+    let mut log = open(options(target.path()), NOW_NS).unwrap();
+    assert_eq!(log.recovered.last, Some(([1; 16], 2)));
+    next_session.write(&mut log);
+    let behind = Written { session: [2; 16], ..Written::numbered(2) };
+    behind.write(&mut log);
+    let mut reader = Reader::open(target.path(), CHANNEL).unwrap();
+    assert_eq!(reader.range_of([2; 16]).unwrap(), Some((1, 3)));
+    assert_eq!(reader.seek([2; 16], 0).unwrap(), Sought::Oldest);
+    assert_eq!(read_all(&mut reader), [next_session, behind]);
+    assert!(!reader.seek_position(ghost).unwrap(), "its place is gone");
+}
+
+#[test]
 fn without_checksum_a_torn_payload_goes_unnoticed() {
     let target = directory();
     let options = LogOptions { checksum: Checksum::Off, verify: Verify::All, ..options(target.path()) };

@@ -232,7 +232,8 @@ impl Reader {
     pub fn seek_position(&mut self, position: Position) -> Result<bool, LogError> {
         let Some(segment) = self.map(position.segment)? else { return Ok(false) };
         let offset = offset_of(position);
-        if offset < segment.head().layout.entries_offset || matches!(segment.see(offset), Seen::Damaged) {
+        let is_outside = offset < segment.head().layout.entries_offset || segment.ends_before(offset);
+        if is_outside || matches!(segment.see(offset), Seen::Damaged) {
             return Ok(false);
         }
         self.stand(segment, offset);

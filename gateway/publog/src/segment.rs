@@ -131,8 +131,19 @@ impl ReadSegment {
 
     /// Whether its writer left it.
     pub(crate) fn is_sealed(&self) -> bool {
+        self.sealed_at().is_some()
+    }
+
+    /// Where its writer left it, or where it was cut after that.
+    fn sealed_at(&self) -> Option<usize> {
         let at = usize::try_from(word(&self.map, SEALED_AT).load(Relaxed)).unwrap_or(0);
-        at >= self.head.layout.entries_offset && matches!(self.see(at), Seen::Sealed)
+        (at >= self.head.layout.entries_offset && matches!(self.see(at), Seen::Sealed)).then_some(at)
+    }
+
+    /// Whether the segment has an end, and that is before `offset`. When a machine fails, entries and slots behind the place
+    /// at which its log is cut may have come to the disk: they count for nothing.
+    pub(crate) fn ends_before(&self, offset: usize) -> bool {
+        self.sealed_at().is_some_and(|end| end < offset)
     }
 
     /// Index slots, oldest first. They outlive a crash on their own, so [`Self::is_sound`] has the last word.
@@ -142,7 +153,8 @@ impl ReadSegment {
 
     /// Whether the slot leads to the entry that it names.
     pub(crate) fn is_sound(&self, slot: &Slot) -> bool {
-        matches!(self.see(slot.offset), Seen::Entry(entry) if entry.session == slot.session && entry.first == slot.first)
+        !self.ends_before(slot.offset)
+            && matches!(self.see(slot.offset), Seen::Entry(entry) if entry.session == slot.session && entry.first == slot.first)
     }
 }
 

@@ -414,8 +414,8 @@ impl Publisher {
         }
     }
 
-    /// One portion of the tail. The lines go together, so when one is cut short the others repeat some packets, which
-    /// receivers drop.
+    /// One portion of the tail. The lines go together: one that takes less of it than another is left behind, so that a line
+    /// out of order keeps no takeover from its end. What it lacks is on the other, and at the retransmission services.
     #[cold]
     fn send_tail<I: ThreadIo>(
         &mut self,
@@ -446,28 +446,39 @@ impl Publisher {
         }
         let headers = HeaderMaker { config: &self.config, epoch: self.epoch, send_time: self.wall.at(now) };
         let portion = (PACKETS_MAX / self.lines.len()).min(TAIL_PORTION_PACKETS);
-        let mut batch = buffers.begin();
-        let mut count = 0;
         let flags = if is_in_tail { PacketFlags::RETRANSMISSION } else { PacketFlags::default() };
-        for line in &self.lines {
-            let entries = tail.ahead(log.writer()).take(portion);
-            let entries = entries.take_while(|entry| !is_in_tail || entry.position < until);
-            count = fill(&mut batch, entries, &headers, flags, line.output);
+        let (mut most, mut taken_by_all, mut at) = (0, 0, now);
+        let mut lines = self.lines.as_slice();
+        while !lines.is_empty() {
+            let mut batch = buffers.begin();
+            let mut count = 0;
+            for line in lines {
+                let entries = tail.ahead(log.writer()).take(portion);
+                let entries = entries.take_while(|entry| !is_in_tail || entry.position < until);
+                count = fill(&mut batch, entries, &headers, flags, line.output);
+            }
+            let handed_over = hand_over(&batch, now, io, &self.config, &mut self.counts);
+            let HandedOver { taken, is_short, .. } = handed_over;
+            (most, taken_by_all, at) = (most.max(taken.min(count)), taken_by_all + taken, handed_over.at);
+            // The hand-over ended at one line; those after it get another try without it.
+            let served = taken / count.max(1) + 1;
+            lines = if is_short { lines.get(served..).unwrap_or_default() } else { &[] };
         }
-        let HandedOver { taken, at, .. } = hand_over(&batch, now, io, &self.config, &mut self.counts);
-        // The last line was served last, so it has the least.
-        let whole = taken.saturating_sub(count * (self.lines.len() - 1));
-        tail.skip(whole, log.writer());
+        if most == 0 {
+            self.retry_at = Some(at.plus(RETRY_NS));
+            return Progress::Nothing;
+        }
+        tail.skip(most, log.writer());
         for line in &mut self.lines {
             line.at = tail.position();
         }
         self.words.sent.set(tail.position());
         let input_per_s = self.input.measure(log.writer().counts().entries, now);
         let per_s = self.config.tail_packets_per_s.max(input_per_s.saturating_mul(2)).max(1);
-        let portion_ns = (whole.max(1) as u64).saturating_mul(NS_PER_S) / per_s;
+        let portion_ns = (most as u64).saturating_mul(NS_PER_S) / per_s;
         // A timer that comes late doesn't make the tail slower, nor does a long stall make it a burst.
         tail.due = tail.due.max(MonoNs(now.0.saturating_sub(TAIL_LATE_NS_MAX))).plus(portion_ns);
-        self.counts.tail_packets += taken as u64;
+        self.counts.tail_packets += taken_by_all as u64;
         self.heartbeat_at = at.plus(self.config.heartbeat_ns);
         Progress::Sent(at)
     }
@@ -499,7 +510,7 @@ impl Publisher {
             return Progress::Nothing;
         }
         let HandedOver { mut taken, at, is_short } = hand_over(&batch, now, io, &self.config, &mut self.counts);
-        let mut found_stuck = false;
+        let (is_any_taken, mut found_stuck) = (taken > 0, false);
         for ((line, run), stuck) in self.lines.iter_mut().zip(runs).zip(stuck) {
             let sent = run.min(taken);
             taken -= sent;
@@ -520,7 +531,7 @@ impl Publisher {
             log.writer_mut().release_before(sent);
             self.words.sent.set(sent);
         }
-        Progress::Sent(at)
+        if is_any_taken { Progress::Sent(at) } else { Progress::Again }
     }
 
     /// Says under which epoch and how far the channel has been sent, and where it is out of service that

@@ -572,6 +572,45 @@ fn a_broken_line_does_not_hold_the_other() {
 }
 
 #[test]
+fn a_broken_line_keeps_no_takeover_from_its_end() {
+    for broken_line in 0..2 {
+        let mut world = World::new(&Setup { lines: 2, broken_line: Some(broken_line), ..Setup::default() });
+        world.log.session(session(), Sequence(1));
+        world.messages(1, 201);
+        let fence = Fence::stand_alone(Epoch(7));
+        world.send(&fence);
+        for _ in 0..1_000 {
+            if world.publisher.mode() == PublishMode::Live {
+                break;
+            }
+            let due = world.publisher.next_deadline().unwrap();
+            while mono_now() < due {}
+            world.deadline(due, &fence);
+        }
+        assert_eq!(world.publisher.mode(), PublishMode::Live, "line {broken_line} is broken");
+        let mut told = world.received(1 - broken_line);
+        told.retain(|text| !text.contains('h'));
+        assert_eq!(told.len(), 200, "each once: {told:?}");
+    }
+}
+
+#[test]
+fn a_tail_that_nobody_takes_is_tried_again_soon_and_counts_for_nothing() {
+    let mut world = World::new(&Setup::default());
+    world.log.session(session(), Sequence(1));
+    world.messages(1, 11);
+    world.io.refuse = 2;
+    let fence = Fence::stand_alone(Epoch(7));
+    // The first refusal is the opening's heartbeat.
+    world.send(&fence);
+    assert_eq!((world.received(0).len(), world.publisher.counts().refused), (0, 2));
+    let retry_at = world.publisher.next_deadline().unwrap();
+    assert!(retry_at <= mono_now().plus(1_000_000), "soon");
+    world.deadline(retry_at, &fence);
+    assert_eq!(world.received(0).iter().filter(|text| !text.contains('h')).count(), 10);
+}
+
+#[test]
 fn idle_channels_say_where_they_stand() {
     let mut world = World::new(&Setup::default());
     let fence = Fence::stand_alone(Epoch(1));

@@ -2,7 +2,7 @@
 
 use mdgw::election::{core::Input, identity::Incarnation, peer::DeathNotice};
 
-use super::world::{Event, MS, World, node_of};
+use super::world::{Event, MS, News, World, node_of};
 
 /// How often things go wrong, and which.
 #[derive(Clone, Copy, Debug)]
@@ -176,9 +176,12 @@ impl World {
         gateway.paused = false;
         gateway.closes = false;
         gateway.parked = None;
+        gateway.ended.clear();
         gateway.fence.close();
         gateway.sends_until_ns = self.now_ns;
         let incarnation = Incarnation(gateway.incarnation);
+        self.news.push_back((number, News::Killed));
+        let gateway = &mut self.gateways[number];
         if let Some(epoch) = gateway.leads.take()
             && is_told
         {
@@ -199,6 +202,7 @@ impl World {
         gateway.paused = true;
         gateway.parked = gateway.fence.pass(now);
         let incarnation = gateway.incarnation;
+        self.news.push_back((number, News::Stopped));
         self.after(lasts_ns, Event::Resume { gateway: number, incarnation });
     }
 

@@ -20,7 +20,7 @@ use mdgw::{
     fence::Fence,
     standin::random::Random,
 };
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
 
 use super::{faults::Faults, receiver::Listener, store::Store};
 
@@ -39,6 +39,30 @@ pub(crate) struct Setup {
     pub(crate) receivers_fence: bool,
     /// Gateways read how their clocks are slewed.
     pub(crate) clock_rates_read: bool,
+    /// Who starts joins, until [`World::stands`].
+    pub(crate) joins: bool,
+}
+
+/// What becomes of a gateway, for a world around this one.
+#[derive(Clone, Debug)]
+pub(crate) enum News {
+    Started,
+    Killed,
+    Stopped,
+    Resumed,
+    /// It may send until that moment, in true time.
+    Open {
+        epoch: Epoch,
+        until_ns: u64,
+    },
+    Closed,
+    /// It is closed for a hand-over: [`World::ended_at`] says where its output ended.
+    Drains,
+    /// Another one has said where its output ended, by channel.
+    OthersEnded {
+        epoch: Epoch,
+        positions: BTreeMap<u16, StreamPosition>,
+    },
 }
 
 /// What must not happen.
@@ -71,6 +95,8 @@ pub(crate) struct World {
     swaps: Vec<Swap>,
     learned_ns: Vec<u64>,
     pub(crate) violation: Option<Violation>,
+    /// What has become of which gateway, in order, until it is taken.
+    pub(crate) news: VecDeque<(usize, News)>,
 }
 
 /// A fence opened.
@@ -118,6 +144,8 @@ pub(super) struct Gateway {
     pub(super) sends_until_ns: u64,
     /// A packet that was checked and not sent when it was paused.
     pub(super) parked: Option<Epoch>,
+    /// Where its output ended, by channel.
+    pub(super) ended: BTreeMap<u16, StreamPosition>,
     /// Of the timer that counts; older ones are void.
     timer: u64,
 }
@@ -129,6 +157,7 @@ pub(super) enum Event {
     AtStore { from: usize, incarnation: u64, connection: u64, life: u64, request: Box<RegisterRequest> },
     Packet(Epoch),
     HotThread(usize),
+    Drained { gateway: usize, incarnation: u64 },
     State(usize),
     Fault,
     Heal(usize, usize),
@@ -172,6 +201,7 @@ impl World {
                 deadline: MonoNs(0),
                 sends_until_ns: 0,
                 parked: None,
+                ended: BTreeMap::new(),
                 timer: 0,
             })
             .collect();
@@ -190,6 +220,7 @@ impl World {
             swaps: vec![Swap::default(); usize::from(setup.gateways)],
             learned_ns: vec![0; usize::from(setup.gateways)],
             violation: None,
+            news: VecDeque::new(),
         };
         for gateway in 0..world.gateways.len() {
             let delay_ns = world.random.below(setup.timing.lease_ns);
@@ -212,14 +243,46 @@ impl World {
     /// Until something holds, a violation is found, or that time has come. Whether it holds.
     pub(crate) fn run_until(&mut self, end_ns: u64, holds: impl Fn(&Self) -> bool) -> bool {
         while self.violation.is_none() && !holds(self) {
-            if self.events.peek().is_none_or(|next| next.at_ns > end_ns) {
+            if !self.step_until(end_ns) {
                 return false;
             }
-            let Some(Scheduled { at_ns, event, .. }) = self.events.pop() else { return false };
-            self.now_ns = at_ns;
-            self.happen(event);
         }
         self.violation.is_none()
+    }
+
+    /// The next thing happens, if it does by that time; otherwise it is that time now.
+    pub(crate) fn step_until(&mut self, end_ns: u64) -> bool {
+        if self.events.peek().is_none_or(|next| next.at_ns > end_ns) {
+            self.now_ns = end_ns;
+            return false;
+        }
+        let Some(Scheduled { at_ns, event, .. }) = self.events.pop() else { return false };
+        self.now_ns = at_ns;
+        self.happen(event);
+        true
+    }
+
+    /// From now on things fail.
+    pub(crate) fn storm_begins(&mut self, every_ns: u64) {
+        self.setup.faults.every_ns = every_ns;
+        self.after(every_ns, Event::Fault);
+    }
+
+    /// It is no worse than the others, or alone.
+    pub(crate) fn stands(&mut self, gateway: usize) {
+        self.send(gateway, Input::Standing(Standing::Stands), 0);
+    }
+
+    /// It has heard a packet of that epoch.
+    pub(crate) fn hears(&mut self, gateway: usize, epoch: Epoch) {
+        let Gateway { own_epoch, .. } = &mut self.gateways[gateway];
+        *own_epoch = epoch.max(*own_epoch);
+        self.send(gateway, Input::Heard(epoch), 0);
+    }
+
+    /// Where the output ended of one that drains.
+    pub(crate) fn ended_at(&mut self, gateway: usize, positions: BTreeMap<u16, StreamPosition>) {
+        self.gateways[gateway].ended = positions;
     }
 
     pub(crate) fn now_ns(&self) -> u64 {
@@ -264,6 +327,12 @@ impl World {
             }
             Event::Packet(epoch) => self.receive(epoch),
             Event::HotThread(gateway) => self.hot_thread(gateway),
+            Event::Drained { gateway, incarnation } => {
+                if self.gateways[gateway].incarnation == incarnation {
+                    let positions = self.gateways[gateway].ended.clone();
+                    self.tell(gateway, Some(Input::Drained { positions }));
+                }
+            }
             Event::State(gateway) => self.tell_state(gateway),
             Event::Fault => self.random_fault(),
             Event::Heal(from, to) => self.heal(from, to),
@@ -363,6 +432,7 @@ impl World {
             Output::Renew { deadline } => {
                 self.gateways[gateway].fence.renew(deadline);
                 self.may_send(gateway, deadline);
+                self.tell_open(gateway, deadline);
             }
             Output::Close { .. } => self.close(gateway),
             Output::Drain => {
@@ -371,7 +441,9 @@ impl World {
                 let drained_ns = self.now_ns + drain_ns;
                 let Gateway { sends_until_ns, .. } = &mut self.gateways[gateway];
                 *sends_until_ns = drained_ns.min(*sends_until_ns);
-                self.send(gateway, Input::Drained { positions: BTreeMap::new() }, drain_ns);
+                let incarnation = self.gateways[gateway].incarnation;
+                self.after(drain_ns, Event::Drained { gateway, incarnation });
+                self.news.push_back((gateway, News::Drains));
             }
             Output::Request(request) => {
                 if matches!(request, RegisterRequest::CompareAndSwap { .. }) {
@@ -381,7 +453,10 @@ impl World {
                 self.ask_store(gateway, request);
             }
             Output::Peer { to, message } => self.send_to_peer(gateway, to, message),
-            Output::Connection(_) | Output::Notice(_) | Output::OthersEnded { .. } => {}
+            Output::OthersEnded { epoch, positions } => {
+                self.news.push_back((gateway, News::OthersEnded { epoch, positions }));
+            }
+            Output::Connection(_) | Output::Notice(_) => {}
         }
     }
 
@@ -394,6 +469,7 @@ impl World {
         self.gateways[gateway].leads = Some(epoch);
         self.gateways[gateway].fence.open(epoch, deadline);
         self.may_send(gateway, deadline);
+        self.tell_open(gateway, deadline);
         self.publish(gateway);
         if self.setup.epochs_heard {
             for other in 0..self.gateways.len() {
@@ -401,6 +477,13 @@ impl World {
                 self.gateways[other].own_epoch = self.gateways[other].own_epoch.max(epoch);
                 self.send(other, Input::Heard(epoch), 50_000);
             }
+        }
+    }
+
+    fn tell_open(&mut self, gateway: usize, deadline: MonoNs) {
+        let until_ns = self.now_ns + self.until_local(gateway, deadline);
+        if let Some(epoch) = self.gateways[gateway].leads {
+            self.news.push_back((gateway, News::Open { epoch, until_ns }));
         }
     }
 
@@ -430,13 +513,14 @@ impl World {
         }
     }
 
-    fn close(&mut self, gateway: usize) {
+    fn close(&mut self, number: usize) {
         let latest_ns = self.now_ns + self.setup.timing.send_ns_max;
-        let until_ns = self.sends_until(gateway).min(latest_ns);
-        let gateway = &mut self.gateways[gateway];
+        let until_ns = self.sends_until(number).min(latest_ns);
+        let gateway = &mut self.gateways[number];
         gateway.fence.close();
         gateway.leads = None;
         gateway.sends_until_ns = until_ns;
+        self.news.push_back((number, News::Closed));
     }
 
     // ---- the hot thread ----
@@ -518,7 +602,7 @@ impl World {
     // ---- starts ----
 
     fn restart(&mut self, number: usize) {
-        let Setup { gateways, timing, safeguards, .. } = self.setup;
+        let Setup { gateways, timing, safeguards, joins, .. } = self.setup;
         if std::mem::take(&mut self.gateways[number].closes) {
             self.kill(number, false);
         }
@@ -547,7 +631,9 @@ impl World {
             moves: MovesConfig::default(),
         });
         gateway.core = Some(Box::new(core.with_safeguards(safeguards)));
-        self.tell(number, Some(Input::Standing(Standing::Stands)));
+        self.news.push_back((number, News::Started));
+        let standing = if joins { Standing::Joins } else { Standing::Stands };
+        self.tell(number, Some(Input::Standing(standing)));
     }
 
     /// Goes on as it was: its hot thread with what it had checked, then with a new look at its fence; its election
@@ -556,6 +642,7 @@ impl World {
         if !std::mem::take(&mut self.gateways[number].paused) {
             return;
         }
+        self.news.push_back((number, News::Resumed));
         if let Some(epoch) = self.gateways[number].parked.take() {
             self.put_on_wire(epoch);
         }

@@ -1,4 +1,5 @@
-//! Who leads, and what goes wrong. One leads at a time: `../lease.rs` and `../quorum.rs` are about that.
+//! Who leads where there is no election, and what goes wrong. One leads at a time: `elected.rs`, `../lease.rs` and
+//! `../quorum.rs` are about that.
 
 use std::{mem, rc::Rc};
 
@@ -108,12 +109,9 @@ impl World {
         if is_needed {
             return;
         }
-        let seat = &mut self.seats[gateway];
-        let Some(counts) = seat.gateway.kill(self.now_ns) else { return };
-        seat.incarnation += 1;
-        (seat.is_stopped, seat.has_joined) = (false, false);
-        seat.unread.clear();
-        self.counts.add(counts);
+        if !self.dies(gateway) {
+            return;
+        }
         if self.leader == Some(gateway) {
             self.vacate();
         }
@@ -121,10 +119,25 @@ impl World {
         self.after(delay_ns, Event::Start { gateway });
     }
 
+    /// Its process ends, if there is one.
+    pub(super) fn dies(&mut self, gateway: usize) -> bool {
+        let seat = &mut self.seats[gateway];
+        let Some(counts) = seat.gateway.kill(self.now_ns) else { return false };
+        seat.incarnation += 1;
+        (seat.is_stopped, seat.has_joined) = (false, false);
+        seat.unread.clear();
+        self.counts.add(counts);
+        true
+    }
+
     /// Between the fence's check and the hand-over. Until it is continued others have long led.
     pub(super) fn stopped(&mut self, gateway: usize) {
         let seat = &mut self.seats[gateway];
         seat.is_stopped = true;
+        if let Some(run) = &seat.gateway.run {
+            // Whatever it does next it does when it is continued, and by then its time is over.
+            run.fence.close();
+        }
         let incarnation = seat.incarnation;
         if self.leader == Some(gateway) {
             self.vacate();
@@ -158,7 +171,8 @@ impl World {
         }
         let delay_ns = 1 + self.random.exponential(FAULT_NS);
         self.after(delay_ns, Event::Fault);
-        let kind = self.random.below(8);
+        // Where there is an election, the world that it happens in kills, stops and cuts.
+        let kind = if self.election.is_some() { 6 + self.random.below(2) } else { self.random.below(8) };
         let any = usize::try_from(self.random.below(self.seats.len() as u64)).expect("few gateways");
         match (kind, self.leader) {
             (0, Some(leader)) => self.kill(leader),

@@ -135,7 +135,7 @@ impl Gateway {
         let random = Random::new(of_wire.next_u64());
         self.run = Some(Run {
             buffers: SendBuffers::new(Outputs::new(outputs.collect())),
-            wire: Wire::new(sockets.clone(), Arc::clone(&fence), of_wire, *full),
+            wire: Wire::new(sockets.clone(), of_wire, *full),
             answers: Answers::new(limits(), vec![served]).expect("the own log"),
             log,
             keeper,

@@ -117,6 +117,11 @@ impl Subscriber {
         requests
     }
 
+    /// It has been told something.
+    pub(super) fn has_begun(&self) -> bool {
+        self.judge.at > 0
+    }
+
     pub(super) fn is_complete(&self) -> bool {
         self.judge.at == self.judge.day.told().len()
     }

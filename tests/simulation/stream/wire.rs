@@ -8,7 +8,6 @@ use std::{
 };
 
 use mdgw::{
-    fence::Fence,
     net::{
         batch::{ReceiveBatch, SendBatch},
         handle_set::{Event, Handle, LineSet, ThreadIo, Wait},
@@ -23,7 +22,6 @@ pub(super) type Sent = (Line, Vec<u8>);
 /// Hands nothing to the kernel, but says so.
 pub(super) struct Wire {
     sockets: Vec<Arc<OwnedFd>>,
-    fence: Arc<Fence>,
     random: Random,
     /// Share of the hand-overs that find a socket full.
     pub(super) full: f64,
@@ -36,8 +34,8 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    pub(super) fn new(sockets: Vec<Arc<OwnedFd>>, fence: Arc<Fence>, random: Random, full: f64) -> Self {
-        Self { sockets, fence, random, full, stops: false, sent: Vec::new(), parked: None }
+    pub(super) fn new(sockets: Vec<Arc<OwnedFd>>, random: Random, full: f64) -> Self {
+        Self { sockets, random, full, stops: false, sent: Vec::new(), parked: None }
     }
 
     fn line_of(&self, socket: RawFd) -> Line {
@@ -62,6 +60,9 @@ impl ThreadIo for Wire {
     fn lent(&mut self, _: Handle, _: &mut ReceiveBatch) {}
 
     fn send(&mut self, packets: &SendBatch<'_>) -> io::Result<usize> {
+        if self.parked.is_some() {
+            return Ok(0);
+        }
         let len = packets.len();
         let is_full = self.random.chance(self.full);
         let count = if is_full { usize::try_from(self.random.below(len as u64)).expect("a batch") } else { len };
@@ -69,8 +70,6 @@ impl ThreadIo for Wire {
         let taken = taken.map(|(socket, header, body)| (self.line_of(socket), [&header[..], body].concat()));
         let taken: Vec<_> = taken.collect();
         if std::mem::take(&mut self.stops) {
-            // Whatever it does next it does when it is continued, and by then its time is over.
-            self.fence.close();
             self.parked = Some(taken);
         } else {
             self.sent.extend(taken);

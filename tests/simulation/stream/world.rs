@@ -14,6 +14,7 @@ use tempfile::TempDir;
 use super::{
     MS, Setup, Violation, Weather,
     day::Day,
+    elected::Election,
     gateway::{self, Gateway, Run},
     subscriber::{self, Subscriber},
 };
@@ -28,6 +29,8 @@ pub(super) struct World {
     day: Rc<Day>,
     pub(super) seats: Vec<Seat>,
     pub(super) subscribers: Vec<Subscriber>,
+    /// Who decides who leads; `None`: one leads at a time, and `faults.rs` says who.
+    pub(super) election: Option<Election>,
     pub(super) leader: Option<usize>,
     /// Counts the times that nobody has led.
     pub(super) vacancies: u64,
@@ -57,6 +60,8 @@ pub(super) struct Seat {
     pub(super) has_joined: bool,
     /// No segment is made ahead until then.
     pub(super) starves_until_ns: u64,
+    /// By its lease it may send until then.
+    pub(super) open_until_ns: u64,
 }
 
 pub(super) enum Event {
@@ -94,6 +99,10 @@ pub(super) enum Event {
     },
     Elect {
         vacancy: u64,
+    },
+    /// A lease may have run out.
+    Deadline {
+        gateway: usize,
     },
     Fault,
     Continue {
@@ -149,7 +158,15 @@ impl World {
             let random = Random::new(random.next_u64());
             let gateway = Gateway::new(of_gateway, directory.path().join(number.to_string()), &day, random);
             let (is_stopped, unread) = (false, Vec::new());
-            Seat { gateway, incarnation: 0, is_stopped, unread, has_joined: true, starves_until_ns: 0 }
+            Seat {
+                gateway,
+                incarnation: 0,
+                is_stopped,
+                unread,
+                has_joined: true,
+                starves_until_ns: 0,
+                open_until_ns: 0,
+            }
         });
         let seats: Vec<_> = seats.collect();
         let services = (setup.weather == Weather::Storm).then_some(setup.gateways);
@@ -160,6 +177,7 @@ impl World {
             asks_all: setup.asks_all,
         };
         let starving = usize::try_from(random.below(setup.gateways as u64)).expect("few gateways");
+        let random_seed = random.next_u64();
         let mut world = Self {
             setup,
             random,
@@ -169,6 +187,7 @@ impl World {
             subscribers: (0..SUBSCRIBERS).map(|_| Subscriber::new(&day, of_subscriber)).collect(),
             day,
             seats,
+            election: setup.is_elected.then(|| Election::new(random_seed, setup.gateways)),
             leader: None,
             vacancies: 0,
             epoch: Epoch::default(),
@@ -180,10 +199,12 @@ impl World {
             counts: Counts::default(),
             _directory: directory,
         };
-        for gateway in 0..setup.gateways {
-            world.start(gateway);
+        if world.election.is_none() {
+            for gateway in 0..setup.gateways {
+                world.start(gateway);
+            }
+            world.open(0);
         }
-        world.open(0);
         world.after(0, Event::Turn);
         world.after(30 * MS, Event::Fault);
         world
@@ -194,9 +215,13 @@ impl World {
         let end_ns = self.day.end_ns();
         let mut violation = None;
         while let Some(((at_ns, _), event)) = self.events.pop_first() {
+            self.elect_until(at_ns);
             self.now_ns = at_ns;
-            self.is_calm |= at_ns > end_ns;
+            if at_ns > end_ns && !self.is_calm {
+                self.calm_down();
+            }
             violation = self.subscribers.iter().find_map(Subscriber::violation).cloned();
+            violation = violation.or_else(|| self.election.as_ref().and_then(Election::violation));
             let is_over = self.is_calm && self.subscribers.iter().all(Subscriber::is_complete);
             if violation.is_some() || is_over || at_ns > end_ns + CALM_NS {
                 break;
@@ -238,6 +263,7 @@ impl World {
             Event::Asked { gateway, subscriber, request } => self.answer(gateway, subscriber, &request),
             Event::Ended { to, epoch, position } => self.take_over(to, epoch, position),
             Event::Elect { vacancy } => self.elect(vacancy),
+            Event::Deadline { gateway } => self.run_out(gateway),
             Event::Fault => self.fault(),
             Event::Continue { gateway, incarnation } => self.go_on(gateway, incarnation),
             Event::Start { gateway } => self.start(gateway),
