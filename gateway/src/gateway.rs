@@ -33,7 +33,7 @@ use thiserror::Error;
 use self::{
     alarms::Alarms,
     cold::ColdThreads,
-    condition::{Condition, ConditionWatch, PeerFitness, lock},
+    condition::{Condition, ConditionWatch, OwnPlace, PeerFitness, lock},
     election::{Around, DeathNotes, PeerNews, PeerWay},
     kernel_guard::KernelGuard,
     placer::{Placer, Spread},
@@ -105,7 +105,7 @@ pub struct Gateway {
     condition: ConditionWatch,
     takeovers: TakeoverWatch,
     heartbeat_ns: u64,
-    lease_ns: u64,
+    own_place: OwnPlace,
     /// Until the sentinel has it.
     page: Option<HeldPage>,
     vigil: Option<Vigil>,
@@ -308,7 +308,14 @@ impl Gateway {
             peer_fitness: PeerFitness::default(),
             condition: ConditionWatch::default(),
             takeovers,
-            lease_ns: config.election.as_ref().map_or(0, |election| election.timing.lease_ns),
+            own_place: OwnPlace {
+                node: NodeId(config.gateway.node),
+                incarnation: this_start.incarnation,
+                stays_ns: config
+                    .election
+                    .as_ref()
+                    .map_or(0, |election| election.backend.session_ns().unwrap_or(election.timing.lease_ns)),
+            },
             heartbeat_ns: config.outputs.iter().map(|output| output.heartbeat_ns).max().unwrap_or(0),
             page,
             vigil: None,
@@ -582,8 +589,7 @@ impl Gateway {
             });
         }
         let around = condition::Surroundings {
-            node: NodeId(self.node),
-            lease_ns: self.lease_ns,
+            own: self.own_place,
             board,
             pair: self.link.as_ref().map(|link| &**link.desk()),
             peer_fitness: &self.peer_fitness,

@@ -218,8 +218,8 @@ fn role_name(role: Role) -> &'static str {
 
 /// Longer than a gateway takes that has handed over to stand again.
 const TAKE_BACK_PATIENCE: Duration = Duration::from_secs(10);
-/// Between two questions.
-const TAKE_BACK_PAUSE: Duration = Duration::from_millis(100);
+/// Between two questions: longer than any hand-over that comes about.
+const TAKE_BACK_PAUSE: Duration = Duration::from_millis(500);
 /// Lines of an audit that one answer holds.
 const HISTORY_MAX: usize = 1_000;
 

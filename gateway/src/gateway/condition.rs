@@ -25,7 +25,7 @@ use crate::{
         core::{Role, View},
         driver::Election,
         fitness::{Fitness, FitnessClass, Standing},
-        identity::{Member, NodeId},
+        identity::{Incarnation, Member, NodeId},
         latch::LeaderLatch as _,
     },
     pair_link::{PairDesk, PeerEnd, ask_positions, message::ChannelPositions},
@@ -79,13 +79,19 @@ struct NamesakeWatch {
     is_told: bool,
 }
 
+/// This process in its elections.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OwnPlace {
+    pub(super) node: NodeId,
+    pub(super) incarnation: Incarnation,
+    /// How long what a process has there outlives it: its lease, or its session.
+    pub(super) stays_ns: u64,
+}
+
 /// What is looked at.
 #[derive(Debug)]
 pub(super) struct Surroundings<'a> {
-    /// This gateway's number.
-    pub(super) node: NodeId,
-    /// How long its leases are.
-    pub(super) lease_ns: u64,
+    pub(super) own: OwnPlace,
     pub(super) board: &'a Board,
     /// The link's, where there is one.
     pub(super) pair: Option<&'a PairDesk>,
@@ -127,7 +133,7 @@ impl ConditionWatch {
         let joining = if is_early && !has_leader { watch.join.progress() } else { watch.join.look(&look, now) };
         watch.tell(group, joining, now);
         watch.tell_fitness(group, fitness);
-        if let Some(namesake) = watch.namesake.look(&election.view(), (around.node, around.lease_ns), now) {
+        if let Some(namesake) = watch.namesake.look(&election.view(), &around.own, now) {
             tracing::error!(
                 alarm = "number-twice",
                 group = group.0,
@@ -186,16 +192,17 @@ impl GroupWatch {
 }
 
 impl NamesakeWatch {
-    /// A record that an earlier start left ends with its lease, and this gateway, as nothing stands in its way, leads then. So
-    /// one that stays is renewed. Told once.
-    fn look(&mut self, view: &View, (own, lease_ns): (NodeId, u64), now: MonoNs) -> Option<Member> {
-        let leader = view.leader.as_ref().filter(|leader| leader.node == own && view.role == Role::Candidate);
-        let Some(leader) = leader else {
+    /// What an earlier start left ends with its lease or its session, and this gateway, as nothing stands in its way, leads
+    /// then. So one that stays is another's. Told once.
+    fn look(&mut self, view: &View, own: &OwnPlace, now: MonoNs) -> Option<Member> {
+        let is_namesake = |leader: &&Member| leader.node == own.node && leader.incarnation != own.incarnation;
+        let leader = view.leader.as_ref().filter(is_namesake);
+        let Some(leader) = leader.filter(|_| view.role == Role::Candidate) else {
             *self = Self::default();
             return None;
         };
         let since = *self.since.get_or_insert(now);
-        let is_news = now.since(since) >= lease_ns.saturating_mul(2).max(NAMESAKE_NS) && !self.is_told;
+        let is_news = now.since(since) >= own.stays_ns.saturating_mul(2).max(NAMESAKE_NS) && !self.is_told;
         self.is_told |= is_news;
         is_news.then(|| leader.clone())
     }
@@ -362,10 +369,7 @@ mod tests {
     use mdgw_feeds::{identity::Feed, time::TradingDate};
 
     use super::*;
-    use crate::{
-        election::identity::{Incarnation, NodeName},
-        pair_link::message::KeptInput,
-    };
+    use crate::{election::identity::NodeName, pair_link::message::KeptInput};
 
     fn at(restart: u32, sequence: u64) -> StreamPosition {
         let date = TradingDate::from_yyyymmdd(20_230_822).unwrap();
@@ -389,18 +393,20 @@ mod tests {
 
     #[test]
     fn who_leads_on_under_this_gateways_number_is_another_process() {
-        let (own, lease_ns) = (NodeId(2), 3_000_000_000);
+        let own = OwnPlace { node: NodeId(2), incarnation: Incarnation(7), stays_ns: 3_000_000_000 };
         let member =
             |node| Member { node: NodeId(node), name: NodeName::new("gw").unwrap(), incarnation: Incarnation(1) };
         let view = |role, node| View { role, leader: Some(member(node)), ..View::default() };
         let told = |views: &[(u64, View)]| {
             let mut watch = NamesakeWatch::default();
-            let looks =
-                views.iter().map(|(second, view)| watch.look(view, (own, lease_ns), MonoNs(*second * 1_000_000_000)));
+            let looks = views.iter().map(|(second, view)| watch.look(view, &own, MonoNs(*second * 1_000_000_000)));
             looks.map(|namesake| u32::from(namesake.is_some())).collect::<Vec<_>>()
         };
         let twin = view(Role::Candidate, 2);
         let staying = [0, 5, 6, 7].map(|second| (second, twin.clone()));
+        let mut oneself = twin.clone();
+        oneself.leader.as_mut().unwrap().incarnation = own.incarnation;
+        assert_eq!(told(&[(0, oneself.clone()), (9, oneself)]), [0, 0], "first in line, and its deadline is over");
         assert_eq!(told(&staying), [0, 0, 1, 0], "after two leases, once");
         for other in [view(Role::Leader, 2), view(Role::Bystander, 2), view(Role::Candidate, 1)] {
             let between = [(0, twin.clone()), (4, other), (5, twin.clone()), (10, twin.clone()), (11, twin.clone())];

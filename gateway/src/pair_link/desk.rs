@@ -94,7 +94,7 @@ pub struct PairCounts {
     pub messages: u64,
     /// Messages that came as datagrams, each counted once.
     pub datagrams: u64,
-    /// Windows that peers have told.
+    /// Windows that peers have told and this gateway should have.
     pub windows_told: u64,
     /// Windows that a peer and this gateway have alike.
     pub windows_equal: u64,

@@ -169,6 +169,7 @@ impl PairLink {
             tell_at: MonoNs(0),
             gaps_asked: 0,
             strangers: BTreeSet::new(),
+            twins: BTreeSet::new(),
             refused: BTreeSet::new(),
             board,
             epochs,
@@ -227,10 +228,12 @@ struct Link {
     pending: Vec<Connection>,
     tell_at: MonoNs,
     gaps_asked: usize,
-    /// Numbers that were refused: each is told once.
+    /// Numbers that aren't configured, or not there: each is told once.
     strangers: BTreeSet<u8>,
-    /// Addresses whose connections were refused: each is told once.
-    refused: BTreeSet<IpAddr>,
+    /// Numbers that two gateways have: each is told once.
+    twins: BTreeSet<u8>,
+    /// Addresses whose connections were refused, and whether for this gateway's own number: each is told once.
+    refused: BTreeSet<(IpAddr, bool)>,
     board: Arc<Board>,
     epochs: BTreeMap<GroupId, Arc<KnownEpochs>>,
     peer_gaps: Arc<PeerGaps>,
@@ -354,7 +357,7 @@ impl Link {
         let is_alive = |before: &Connection| now.since(before.heard_at) < ALIVE_NS && before.ip() != connection.ip();
         if self.peers[index].end.node.is_some() && self.peers[index].current.as_ref().is_some_and(is_alive) {
             add(&self.desk.counters.refused);
-            if self.strangers.insert(node) {
+            if self.twins.insert(node) {
                 let (first, second) = (self.peers[index].current.as_ref().and_then(Connection::ip), connection.ip());
                 tracing::error!(
                     alarm = "number-twice",
@@ -388,8 +391,9 @@ impl Link {
     fn refuse(&mut self, connection: &Connection, fault: LinkFault) {
         add(&self.desk.counters.refused);
         let Some(peer) = connection.ip() else { return };
-        if self.refused.len() < REFUSED_TOLD_MAX && self.refused.insert(peer) {
-            let alarm = if fault == LinkFault::Oneself { "number-twice" } else { "pair-link-refused" };
+        let is_namesake = fault == LinkFault::Oneself;
+        if self.refused.len() < REFUSED_TOLD_MAX && self.refused.insert((peer, is_namesake)) {
+            let alarm = if is_namesake { "number-twice" } else { "pair-link-refused" };
             tracing::error!(alarm, %peer, %fault, "pair link");
         }
     }
@@ -544,7 +548,10 @@ impl Link {
             LinkMessage::Election { serial, bytes } => self.desk.put_election(from, serial, &bytes),
             LinkMessage::Death { serial, bytes } => self.desk.put_death(serial, &bytes),
             LinkMessage::WindowHash(window) => {
-                self.desk.count_window(window.channel, |windows| windows.told += 1);
+                // The one in which this gateway began to follow it can't have alike.
+                if self.board.get(window.channel).is_some_and(|board| board.has_seen(&window)) {
+                    self.desk.count_window(window.channel, |windows| windows.told += 1);
+                }
                 let compared = self.peers[index].watch.accept_theirs(window);
                 self.follow_up(window.channel, compared, connection);
             }

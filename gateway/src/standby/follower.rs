@@ -15,6 +15,8 @@ use crate::{pair_link::message::WindowHash, publish::TakeoverWords};
 #[derive(Debug)]
 pub(super) struct LogFollower {
     reader: Reader,
+    /// Where the first entry begins that was read.
+    from: Option<StreamPosition>,
     ready: Option<StreamPosition>,
     keep_from: KeepFrom,
     /// Where segments begin that were come to, oldest first.
@@ -39,7 +41,7 @@ impl LogFollower {
         reader.seek_end()?;
         let (segments, unsent) = (VecDeque::new(), VecDeque::new());
         let hasher = WindowHasher::new(channel);
-        Ok(Self { reader, ready, keep_from, segments, words, published: None, unsent, hasher })
+        Ok(Self { reader, from: None, ready, keep_from, segments, words, published: None, unsent, hasher })
     }
 
     /// Reads on, some entries at most. Whether there may be more. Windows that are complete go to `done`.
@@ -68,6 +70,7 @@ impl LogFollower {
             let Some(session) = Session::from_bytes(entry.session) else { continue };
             let range = (Sequence(entry.first), Sequence(entry.next));
             let (from, until) = StreamPosition::span_of_body(session, range, entry.payload);
+            self.from.get_or_insert(from);
             self.ready = self.ready.max(Some(until));
             if is_leading && self.unsent.len() < UNSENT_MAX {
                 self.unsent.push_back((entry.end, until));
@@ -81,6 +84,11 @@ impl LogFollower {
             }
         }
         true
+    }
+
+    /// Where it began to follow; `None`: nothing has come yet.
+    pub(super) fn from(&self) -> Option<StreamPosition> {
+        self.from
     }
 
     /// How far the log has come.

@@ -22,7 +22,7 @@ pub struct JoinLook {
 /// Counts of one channel's windows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Windows {
-    /// The peer has told.
+    /// The peer has told, and this gateway should have.
     pub told: u64,
     /// Both have alike.
     pub equal: u64,
@@ -131,7 +131,8 @@ impl JoinWatch {
         if is_over && self.unlike.is_empty() {
             self.standing = Standing::Stands;
         } else if is_over || is_different {
-            self.level = None;
+            // From this very look on: what comes of a window that was told is known a moment later.
+            self.level = Some((now, windows.to_vec()));
         }
     }
 }
@@ -202,7 +203,7 @@ mod tests {
         let mut watch = JoinWatch::new();
         watch.look(&level((1, 1, 0)), MonoNs(S));
         assert_eq!(watch.look(&level((2, 1, 1)), MonoNs(3 * S)).standing, Standing::Joins);
-        assert_eq!(watch.look(&level((3, 2, 1)), MonoNs(4 * S)).level_ns, 0);
+        assert_eq!(watch.look(&level((3, 2, 1)), MonoNs(4 * S)).level_ns, S);
         assert_eq!(watch.look(&level((4, 3, 1)), MonoNs(6 * S)).standing, Standing::Stands);
         let mut doubtful = JoinWatch::new();
         for second in 0..20 {
@@ -220,6 +221,16 @@ mod tests {
         doubtful.look(&level((22, 1, 0)), MonoNs(40 * S));
         let alike = doubtful.look(&level((22, 1, 0)), MonoNs(41 * S));
         assert_eq!((alike.standing, alike.unlike_ns), (Standing::Stands, 0));
+    }
+
+    #[test]
+    fn what_comes_of_a_window_after_the_period_counts_in_the_next() {
+        let level = |windows| look(at(0, 50_000), at(0, 50_001), windows);
+        let mut watch = JoinWatch::new();
+        watch.look(&level((0, 0, 0)), MonoNs(0));
+        assert_eq!(watch.look(&level((1, 0, 0)), MonoNs(2 * S)).standing, Standing::Joins);
+        watch.look(&level((1, 1, 0)), MonoNs(2 * S + S / 20));
+        assert_eq!(watch.look(&level((1, 1, 0)), MonoNs(4 * S)).standing, Standing::Stands, "though all is quiet");
     }
 
     #[test]

@@ -156,6 +156,16 @@ pub struct ChannelBoard {
     pub own_packets: u64,
     /// When the last packet of a believed epoch came.
     pub heard_at: MonoNs,
+    /// Where the own log was first read on.
+    pub followed_from: Option<StreamPosition>,
+}
+
+impl ChannelBoard {
+    /// Whether this gateway should have that window of a peer's: it has seen its log from before the window on.
+    #[must_use]
+    pub fn has_seen(&self, window: &WindowHash) -> bool {
+        self.followed_from.is_some_and(|from| StreamPosition::at(window.session, window.first) > from)
+    }
 }
 
 impl Board {
@@ -539,6 +549,7 @@ impl Channel {
         self.board.log_entries_lost = log_entries_lost.get() + log_entries_private.get();
         self.board.ready = self.follower.ready();
         self.board.published = self.follower.published();
+        self.board.followed_from = self.follower.from();
         let mut all = board.lock();
         let shared = all.entry(self.id).or_insert(self.board);
         let heard = Heard {
@@ -576,6 +587,25 @@ mod tests {
     use mdgw_feeds::{identity::Feed, time::TradingDate};
 
     use super::*;
+
+    #[test]
+    fn windows_from_before_the_log_was_followed_are_not_for_comparing() {
+        let session = |restart| {
+            let date = TradingDate::from_yyyymmdd(20_230_822).unwrap();
+            Session { feed: Feed::IexDeep, date, restart }
+        };
+        let has_seen = |followed_from, restart, first| {
+            let (session, first) = (session(restart), Sequence(first));
+            let window = WindowHash { channel: ChannelId(1), session, first, messages: 1, hash: [0; 16] };
+            ChannelBoard { followed_from, ..ChannelBoard::default() }.has_seen(&window)
+        };
+        assert!(!has_seen(None, 0, 0), "nothing has come");
+        let from = Some(StreamPosition::at(session(1), Sequence(1_500)));
+        let cases = [(0, 9_216, false), (1, 0, false), (1, 1_024, false), (1, 2_048, true), (2, 0, true)];
+        for (restart, first, expected) in cases {
+            assert_eq!(has_seen(from, restart, first), expected, "{restart} {first}");
+        }
+    }
 
     #[test]
     fn a_declared_gap_is_told_until_the_channel_has_taken_it() {

@@ -65,17 +65,17 @@ impl Contents {
                 None => pass_over(silent, first, Silence { next, epoch: meta.epoch, place }),
                 Some((name, said)) => {
                     findings.note(Promise::OneContent, place, || {
-                        Self::contradiction(packet, *name, "nothing", (said.epoch, said.place))
+                        Self::contradiction(packet, *name, ["nothing", "records"], (said.epoch, said.place))
                     });
                 }
             }
         });
-        for (header, body) in packet.frames().filter(|(header, _)| header.kind == FrameKind::Message as u8) {
+        for (header, body) in packet.frames().filter(|(header, _)| says_something(header)) {
             let name = position(Sequence(header.sequence.get())) + u64::from(header.part.get());
             let passed_over = silent.range(..=header.sequence.get()).next_back();
             if let Some((_, silence)) = passed_over.filter(|(_, silence)| silence.next > header.sequence.get()) {
                 findings.note(Promise::OneContent, place, || {
-                    Self::contradiction(packet, name, "records where nothing", (silence.epoch, silence.place))
+                    Self::contradiction(packet, name, ["records", "nothing"], (silence.epoch, silence.place))
                 });
             }
             let said = Said { hash: content_hash(header, body), epoch: meta.epoch, place };
@@ -88,7 +88,7 @@ impl Contents {
                 Entry::Occupied(first) => {
                     let first = *first.get();
                     findings.note(Promise::OneContent, place, || {
-                        Self::contradiction(packet, name, "other records", (first.epoch, first.place))
+                        Self::contradiction(packet, name, ["other records", "records"], (first.epoch, first.place))
                     });
                 }
             }
@@ -103,10 +103,11 @@ impl Contents {
     }
 
     /// A packet says something else of a name than was said before, in that epoch at that place.
-    fn contradiction(packet: &Packet<'_>, name: PartPosition, what: &str, before: (Epoch, Place)) -> String {
+    fn contradiction(packet: &Packet<'_>, name: PartPosition, what: [&str; 2], before: (Epoch, Place)) -> String {
+        let [says, said] = what;
         let meta = &packet.meta;
         format!(
-            "channel {} {}, sequence {} part {}: {} said {what} than {} did at {}",
+            "channel {} {}, sequence {} part {}: {} says {says}, {} said {said} at {}",
             meta.channel.0,
             meta.session,
             sequence(name),
@@ -116,6 +117,12 @@ impl Contents {
             before.1.number
         )
     }
+}
+
+/// A doubt without records says no more than silence does: whose books are sound may have nothing to tell there.
+fn says_something(header: &FrameHeader) -> bool {
+    let is_doubt_alone = header.record_count.get() == 0 && FrameFlags(header.flags).contains(FrameFlags::SUSPECT);
+    header.kind == FrameKind::Message as u8 && !is_doubt_alone
 }
 
 /// Sequences that the packet settles without a frame: `[first, next)`.

@@ -36,6 +36,8 @@ pub(super) struct Forged {
     /// Part of message `first`, and whether it is the last.
     pub(super) part: Option<(u16, bool)>,
     pub(super) is_gap: bool,
+    /// Its book is in doubt, and there is nothing to say.
+    pub(super) is_doubt: bool,
     pub(super) frame_flags: FrameFlags,
     pub(super) dst: &'static str,
     pub(super) send_time_ns: Option<u64>,
@@ -57,6 +59,7 @@ impl Forged {
             fill: u8::try_from(sequence % 251).unwrap(),
             part: None,
             is_gap: false,
+            is_doubt: false,
             frame_flags: FrameFlags::default(),
             dst: LINE,
             send_time_ns: None,
@@ -71,8 +74,11 @@ impl Forged {
     fn bytes(&self, now_ns: u64) -> Vec<u8> {
         let record = [&[4_u8, 160][..], &[self.fill; 14]].concat();
         let gap = GapBody { first: U64::new(self.first), next: U64::new(self.next) };
-        let (kind, content, record_count) =
-            if self.is_gap { (FrameKind::Gap, gap.as_bytes(), 0) } else { (FrameKind::Message, record.as_slice(), 1) };
+        let (kind, content, record_count) = match (self.is_gap, self.is_doubt) {
+            (true, _) => (FrameKind::Gap, gap.as_bytes(), 0),
+            (false, true) => (FrameKind::Message, [].as_slice(), 0),
+            (false, false) => (FrameKind::Message, record.as_slice(), 1),
+        };
         let whole = FrameFlags::FIRST_PART.with(FrameFlags::LAST_PART);
         let cut = match self.part {
             None => whole,
@@ -87,7 +93,10 @@ impl Forged {
             body_bytes: U16::new(u16::try_from(content.len()).unwrap()),
             record_count: U16::new(record_count),
             kind: kind as u8,
-            flags: cut.with(self.frame_flags).0,
+            flags: cut
+                .with(self.frame_flags)
+                .with(if self.is_doubt { FrameFlags::SUSPECT } else { FrameFlags::default() })
+                .0,
             part: U16::new(self.part.map_or(0, |(part, _)| part)),
             reserved: U32::new(0),
         };

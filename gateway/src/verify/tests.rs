@@ -43,7 +43,11 @@ fn a_name_that_one_passes_over_and_another_says_is_found() {
     silent_later.live(5, 0, 1, 10).say(Forged::heartbeat(6, 1, 7)).say(passes_over(6, 1, 7, 9)).live(6, 1, 9, 12);
     assert_eq!(broken(&silent_later), [OneContent]);
     let text = &silent_later.verdict(VerifyOptions::default()).findings[0].text;
-    assert!(text.contains("sequence 8 part 0") && text.contains("said nothing"), "{text}");
+    assert!(
+        text.contains("sequence 8 part 0")
+            && text.contains("epoch 6 (node 1) says nothing, epoch 5 (node 0) said records"),
+        "{text}"
+    );
 
     let mut silent_first = world();
     silent_first.live(5, 0, 1, 7).say(passes_over(5, 0, 7, 9)).live(5, 0, 9, 10);
@@ -60,6 +64,17 @@ fn a_name_that_one_passes_over_and_another_says_is_found() {
     assert_eq!(broken(&heartbeats), []);
     heartbeats.say(Forged { flags: PacketFlags::RETRANSMISSION, ..Forged::message(6, 1, 7) });
     assert!(broken(&heartbeats).contains(&OneContent));
+
+    // Whose book is in doubt says so where another has nothing to say, or has records.
+    for is_first in [true, false] {
+        let mut doubtful = world();
+        let doubt = |count, node| Forged { is_doubt: true, ..Forged::message(count, node, 7) };
+        doubtful.live(5, 0, 1, 7);
+        doubtful.say(if is_first { doubt(5, 0) } else { passes_over(5, 0, 7, 8) });
+        doubtful.say(Forged::heartbeat(6, 1, 7));
+        doubtful.say(if is_first { passes_over(6, 1, 7, 8) } else { doubt(6, 1) }).live(6, 1, 8, 12);
+        assert_eq!(broken(&doubtful), [], "the doubt first: {is_first}");
+    }
 
     // What one has declared missing another may have.
     let mut declared = world();

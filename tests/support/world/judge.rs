@@ -118,10 +118,11 @@ impl Expected {
         lost.take(LOST_TOLD_MAX).map(never_told).collect()
     }
 
-    /// Whether a packet or an entry of a log that settles this range and tells so many messages, without a gap, passes any over.
-    fn passes_over(&self, session: Session, (first, next): (u64, u64), told: usize) -> bool {
+    /// Whether a packet or an entry of a log that settles this range and tells these messages, without a gap, passes any over.
+    fn passes_over(&self, session: Session, (first, next): (u64, u64), told: &[u64]) -> bool {
         let before = |sequence| self.messages.partition_point(|(name, _)| *name < (session, sequence));
-        before(next).saturating_sub(before(first)) > told
+        let expected = self.messages.get(before(first)..before(next)).unwrap_or_default();
+        expected.iter().any(|((_, sequence), _)| !told.contains(sequence))
     }
 
     /// What says nothing where there is something to be told: captured packets and entries of the gateways' logs, some of them.
@@ -137,7 +138,7 @@ impl Expected {
                     !(is(PacketFlags::SNAPSHOT) || is(PacketFlags::RETRANSMISSION) && is(PacketFlags::HEARTBEAT));
                 let range = (meta.first.0, meta.next.0);
                 let told = told_in(packet.frames().map(|(header, _)| header), range);
-                if is_of_messages && told.is_some_and(|told| self.passes_over(meta.session, range, told)) {
+                if is_of_messages && told.as_ref().is_some_and(|told| self.passes_over(meta.session, range, told)) {
                     found.push(format!("receiver {receiver}, from {}: {told:?} in {meta:?}", datagram.src));
                 }
             }
@@ -148,7 +149,7 @@ impl Expected {
                 let Some(session) = Session::from_bytes(entry.session) else { continue };
                 let range = (entry.first, entry.next);
                 let told = told_in(Frames::of_body(entry.payload).map(|(header, _)| header), range);
-                if told.is_some_and(|told| self.passes_over(session, range, told)) {
+                if told.as_ref().is_some_and(|told| self.passes_over(session, range, told)) {
                     found.push(format!("log of {node}, entry {}: {told:?} in {session:?} {range:?}", entry.number));
                 }
             }
@@ -255,14 +256,16 @@ fn is_message(header: &FrameHeader, sequence: u64) -> bool {
     header.kind == FrameKind::Message as u8 && header.sequence.get() == sequence
 }
 
-/// How many messages of that range end in these frames; `None` where some are declared missing.
-fn told_in<'a>(frames: impl Iterator<Item = &'a FrameHeader>, (first, next): (u64, u64)) -> Option<usize> {
-    let mut told = 0;
+/// The messages of that range that end in these frames; `None` where some are declared missing.
+fn told_in<'a>(frames: impl Iterator<Item = &'a FrameHeader>, (first, next): (u64, u64)) -> Option<Vec<u64>> {
+    let mut told = Vec::new();
     for header in frames {
         let is_last = FrameFlags(header.flags).contains(FrameFlags::LAST_PART);
         match FrameKind::from_number(header.kind) {
             Some(FrameKind::Gap) => return None,
-            Some(FrameKind::Message) => told += usize::from(is_last && (first..next).contains(&header.sequence.get())),
+            Some(FrameKind::Message) if is_last && (first..next).contains(&header.sequence.get()) => {
+                told.push(header.sequence.get());
+            }
             _ => {}
         }
     }
