@@ -54,7 +54,7 @@ use mdgw_feeds::{identity::Epoch, time::MonoNs};
 
 use self::{
     joining::Joining,
-    leading::Leadership,
+    leading::{Leadership, Outranked},
     list::{ListVersion, MemberList},
     membership::Heard,
     merge::Yielding,
@@ -162,6 +162,7 @@ pub struct Emergent {
     config: EmergentConfig,
     phase: Phase,
     leadership: Option<Leadership>,
+    outranked: Outranked,
     standing: Standing,
     fitness: Fitness,
     progress: Progress,
@@ -244,6 +245,7 @@ impl Emergent {
         Ok(Self {
             phase: Phase::Joining(Joining::new()),
             leadership: None,
+            outranked: Outranked::default(),
             standing: Standing::Joins,
             fitness: Fitness::default(),
             progress: Progress::Running,
@@ -298,6 +300,10 @@ impl Emergent {
             Message::List(list) => self.on_list(now, &from, address, list),
             Message::Acknowledge(version) => self.on_acknowledge(&from, version),
             Message::Leave => self.on_leave(now, &from),
+            Message::Ended { epoch, positions } if self.is_led_by(&from) => {
+                self.outputs.push(Output::OthersEnded { epoch, positions });
+            }
+            Message::Ended { .. } => {}
             Message::Probe(side) => self.on_probe(now, &side),
             Message::Dissolve { winner } => self.on_dissolve(now, &from, winner),
         }
@@ -324,8 +330,12 @@ impl Emergent {
     }
 
     fn is_coordinator(&self) -> bool {
+        self.is_led_by(&self.config.member)
+    }
+
+    fn is_led_by(&self, member: &Member) -> bool {
         let coordinator = self.membership().and_then(|membership| membership.list.coordinator());
-        coordinator.is_some_and(|coordinator| coordinator.member == self.config.member)
+        coordinator.is_some_and(|coordinator| coordinator.member == *member)
     }
 
     fn died(&mut self, now: MonoNs, notice: DeathNotice) {
@@ -390,7 +400,7 @@ impl Core for Emergent {
             Input::Progress(progress) => self.progress = progress,
             Input::Heard(epoch) => self.know(epoch),
             Input::HandOver(target) => self.hand_over(target),
-            Input::Drained { .. } => self.drained(now),
+            Input::Drained { positions } => self.drained(now, positions),
             Input::Pin(pin) => self.pin = pin,
             Input::Close => self.close(now),
             Input::Fitness(fitness) => self.fitness = fitness,

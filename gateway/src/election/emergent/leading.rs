@@ -1,6 +1,8 @@
 //! When the coordinator leads: epoch, fence, hand-over.
 
-use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use std::collections::BTreeMap;
+
+use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
 
 use super::{Emergent, Membership, Phase, Safeguard, joining::Joining, membership::Heard, message::Message};
 use crate::election::{
@@ -17,6 +19,32 @@ pub(super) struct Leadership {
     pub(super) deadline: MonoNs,
 }
 
+/// Two sides of a split that both are heard outrank each other. Whoever is outranked again lets the other lead for a while,
+/// longer each time: receivers are told by one of them, and not by both in turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Outranked {
+    /// So often, one soon after the other.
+    times: u32,
+    last: MonoNs,
+    /// It doesn't lead before.
+    until: MonoNs,
+}
+
+impl Outranked {
+    fn again(&mut self, now: MonoNs, failure_ns: u64) {
+        let longest_ns = failure_ns << DOUBLINGS_MAX;
+        if now.since(self.last) > 4 * longest_ns {
+            self.times = 0;
+        }
+        // A single forged packet costs no wait.
+        let wait_ns = self.times.checked_sub(1).map_or(0, |times| failure_ns << times.min(DOUBLINGS_MAX));
+        *self = Self { times: self.times.saturating_add(1), last: now, until: now.plus(wait_ns) };
+    }
+}
+
+/// 32 failure time-outs: 3 s with the default timing.
+const DOUBLINGS_MAX: u32 = 5;
+
 impl Emergent {
     /// Opens, renews or closes, as things stand.
     pub(super) fn lead(&mut self, now: MonoNs) {
@@ -29,14 +57,17 @@ impl Emergent {
         self.obstruct(obstacle);
         match self.leadership {
             // Another side led above us meanwhile: receivers would drop what we say.
-            Some(Leadership { epoch, .. }) if epoch < self.known_epoch => self.close_fence(CloseReason::Outranked),
+            Some(Leadership { epoch, .. }) if epoch < self.known_epoch => {
+                self.close_fence(CloseReason::Outranked);
+                self.outranked.again(now, self.config.timing.failure_ns);
+            }
             Some(leadership) if is_clear && deadline > leadership.deadline => {
                 self.leadership = Some(Leadership { deadline, ..leadership });
                 self.outputs.push(Output::Renew { deadline });
             }
             _ => {}
         }
-        if self.leadership.is_none() && is_clear && deadline > now {
+        if self.leadership.is_none() && is_clear && deadline > now && now >= self.outranked.until {
             let Some(epoch) = next_epoch(self.config.member.node, [self.known_epoch]) else {
                 return self.obstruct(Some(Obstacle::EpochsUsedUp));
             };
@@ -131,11 +162,17 @@ impl Emergent {
         }
     }
 
-    pub(super) fn drained(&mut self, now: MonoNs) {
+    pub(super) fn drained(&mut self, now: MonoNs, mut positions: BTreeMap<u16, StreamPosition>) {
         let Some(Membership { is_leaving: true, list, .. }) = self.membership() else { return };
-        let next = list.live().nth(1).map(|listed| listed.address);
+        let next = list.live().nth(1).map(|listed| (listed.address, listed.member.incarnation));
+        if let Some((next, incarnation)) = next {
+            while positions.len() > POSITIONS_MAX {
+                positions.pop_last();
+            }
+            self.send(next, Some(incarnation), Message::Ended { epoch: self.known_epoch, positions });
+        }
         self.leave(now);
-        if let Some(next) = next {
+        if let Some((next, _)) = next {
             self.phase = Phase::Joining(Joining::by(next));
         } else if let Some(membership) = self.membership_mut() {
             membership.is_leaving = false;
@@ -162,3 +199,6 @@ impl Emergent {
         }
     }
 }
+
+/// Channels whose positions fit a letter. Of more, what the next one has heard itself counts.
+const POSITIONS_MAX: usize = 400;

@@ -1,13 +1,13 @@
 //! What members say to each other. The driver signs it; each letter is numbered and, where its writer knows the reader,
 //! addressed to one incarnation, so that an old letter is taken neither twice nor by a later start.
 
-use std::net::SocketAddr;
+use std::{collections::BTreeMap, net::SocketAddr};
 
-use mdgw_feeds::identity::Epoch;
+use mdgw_feeds::{identity::Epoch, published::position::StreamPosition};
 use serde::{Deserialize, Serialize};
 
 use super::list::{ListVersion, MemberList};
-use crate::election::identity::{Incarnation, Member, NodeId, epoch_number};
+use crate::election::identity::{Incarnation, Member, NodeId, epoch_number, written_positions};
 
 /// One datagram.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -59,6 +59,15 @@ pub enum Message {
     Acknowledge(ListVersion),
     /// I leave; to the coordinator.
     Leave,
+    /// My output has ended; to the next in age, who leads when I am off the list.
+    Ended {
+        /// Under which epoch.
+        #[serde(with = "epoch_number")]
+        epoch: Epoch,
+        /// There, per channel.
+        #[serde(with = "written_positions")]
+        positions: BTreeMap<u16, StreamPosition>,
+    },
     /// Are you there? From a coordinator to members that its list says have failed.
     Probe(Side),
     /// Our side has met a larger one: rejoin there. From a coordinator to its members.

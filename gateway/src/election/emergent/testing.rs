@@ -29,6 +29,8 @@ pub(super) struct World {
     /// Most fences that were ever open at once.
     pub(super) owners_max: usize,
     sent: u64,
+    /// Who was told where the output under which epoch ended.
+    pub(super) ended: Vec<(usize, Epoch)>,
     minimum_size: usize,
     without: Option<Safeguard>,
 }
@@ -58,6 +60,7 @@ impl World {
             openings: Vec::new(),
             owners_max: 0,
             sent: 0,
+            ended: Vec::new(),
             minimum_size,
             without,
         }
@@ -138,7 +141,8 @@ impl World {
                         self.under_way.insert((now.plus(LATENCY_NS), self.sent), post);
                     }
                 }
-                Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) | Output::OthersEnded { .. } => {}
+                Output::OthersEnded { epoch, .. } => self.ended.push((index, epoch)),
+                Output::Peer { .. } | Output::Connection(_) | Output::Notice(_) => {}
             }
         }
         self.owners_max = self.owners_max.max(self.owners().len());

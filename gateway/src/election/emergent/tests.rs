@@ -225,14 +225,37 @@ fn a_hand_over_goes_to_the_next_in_age_without_a_wait() {
     let mut world = World::formed(3, 2, None);
     world.step(0, Input::HandOver(Some(NodeId(3))));
     assert_eq!(world.owners(), [0], "not the next");
-    let asked = world.now;
+    let (asked, epoch) = (world.now, world.openings[0].0);
     world.step(0, Input::HandOver(None));
     assert!(world.owners().is_empty());
     world.run_until(|world| world.owners() == [1]);
     assert!(world.now.since(asked) < EmergentTiming::DEFAULT.heartbeat_ns);
+    assert_eq!(world.ended, [(1, epoch)], "before it leads it knows where the output ended");
     world.run_until(|world| world.live_counts() == [Some(3); 3]);
     assert_eq!(world.ages(0), [1, 2, 0]);
     assert_eq!(world.owners_max, 1);
+}
+
+#[test]
+fn whoever_is_outranked_again_and_again_waits_longer_each_time() {
+    let mut world = World::formed(2, 1, None);
+    let failure_ns = EmergentTiming::DEFAULT.failure_ns;
+    let mut waits = Vec::new();
+    for _ in 0..9 {
+        let (asked, count) = (world.now, world.openings.len());
+        let above = Epoch::new(world.openings[count - 1].0.count() + 1, 9);
+        world.step(0, Input::Heard(above));
+        world.run_until(|world| world.openings.len() > count);
+        let (epoch, opened, by) = world.openings[count];
+        assert!(epoch > above && by == 0);
+        // It looks with its heartbeats.
+        waits.push(opened.since(asked) / failure_ns);
+    }
+    assert_eq!(waits, [0, 1, 2, 4, 8, 16, 32, 32, 32].map(|times: u64| times), "failure time-outs");
+    world.run_ms(20_000);
+    let (asked, count) = (world.now, world.openings.len());
+    world.step(0, Input::Heard(Epoch::new(world.openings[count - 1].0.count() + 1, 9)));
+    assert_eq!((world.openings.len(), world.openings[count].1), (count + 1, asked), "long after, at once");
 }
 
 #[test]
