@@ -6,8 +6,8 @@
 
 use std::{hint::black_box, time::Instant};
 
-use mdgw::{fence::Fence, sys::clock::mono_now};
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_sys::{clock::mono_now, fence::Fence};
 
 const ROUNDS: usize = 401;
 /// Short, so that most rounds end before the scheduler has another thread run.

@@ -15,14 +15,17 @@ use std::{
     time::Instant,
 };
 
-use mdgw::net::{
-    batch::{HEADER_BYTES, Output, OutputIndex, Outputs, ReceiveBatch, SendBuffers},
+use mdgw_engine::handle_set::{
+    Event, HandleSet, ThreadIo, Wait,
     epoll::EpollSet,
-    handle_set::{ChannelIndex, Event, Handle, HandleSet, ThreadIo, Wait},
     ring::{MultishotSet, RingSet, SetWait},
-    sockets::{Stamps, request_stamps},
 };
 use mdgw_feeds::identity::Line;
+use mdgw_sys::{
+    batch::{HEADER_BYTES, Output, OutputIndex, Outputs, ReceiveBatch, SendBuffers},
+    handle::{ChannelIndex, Handle},
+    sockets::{Stamps, request_stamps},
+};
 
 const CHANNELS: usize = 64;
 const ROUNDS: usize = 15;

@@ -7,7 +7,6 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use mdgw::standin::itch_generator::{ItchDay, ItchGenerator, OrderIds, PACKET_BYTES_MAX, write_day_file};
 use mdgw_feeds::{
     transport::{
         Transport,
@@ -15,6 +14,7 @@ use mdgw_feeds::{
     },
     venue::nasdaq::itch50::Message,
 };
+use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator, OrderIds, PACKET_BYTES_MAX, write_day_file};
 
 use crate::Options;
 

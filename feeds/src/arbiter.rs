@@ -18,16 +18,17 @@
 mod gap;
 mod holes;
 mod lines;
+mod recovery;
 #[cfg(test)]
 mod tests;
 mod window;
 
 pub(crate) use self::holes::Holes;
+pub use self::recovery::{AnswerEnd, Asked, REQUESTS_UNDER_WAY_MAX, RecoveryConfig, RecoveryStatistics, Request};
 pub use self::{
     gap::Gap,
     lines::{LEAD_NS_MAX, LineStatistics, lead_histogram},
 };
-pub use crate::recovery::{AnswerEnd, Asked, REQUESTS_UNDER_WAY_MAX, RecoveryConfig, RecoveryStatistics, Request};
 
 use hdrhistogram::Histogram;
 
@@ -37,10 +38,10 @@ use self::{
     window::{PACKETS_MAX, Window},
 };
 use crate::{
+    arbiter::recovery::Recovery,
     channel_state::ChannelState,
     drop_reason::{DropCounts, DropReason},
     identity::{Line, Sequence},
-    recovery::Recovery,
     time::{MonoNs, UnixNs},
 };
 

@@ -10,7 +10,6 @@
 //!
 //! Read [`channel`] first: one channel from datagram to records. The way of a datagram is
 //! [`transport`] → [`arbiter`] → [`venue`] → [`book`] → [`normalise`] → [`frame`].
-#![deny(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic))]
 
 pub mod arbiter;
@@ -23,7 +22,6 @@ pub mod frame;
 pub mod identity;
 pub mod normalise;
 pub mod published;
-pub mod recovery;
 pub mod time;
 pub mod transport;
 pub mod venue;

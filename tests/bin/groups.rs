@@ -21,7 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mdgw::sys::clock::unix_now;
+use mdgw_sys::clock::unix_now;
 use mdgw_tests::{
     failover::Timing,
     groups::{Audience, Cluster, GATEWAYS, GROUPS, PATIENT, moved},

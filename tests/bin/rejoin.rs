@@ -20,17 +20,15 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use mdgw::{
-    observe::stages::Stage,
-    report::Report,
-    standin::itch_generator::{ItchDay, ItchGenerator, write_day_file},
-};
 use mdgw_publog::Reader;
+use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator, write_day_file};
+use mdgw_telemetry::stages::Stage;
 use mdgw_tests::{
     elected::ElectedPair,
     process::Signal,
     site::{Site, Wanted, text},
 };
+use mdgw_tools::report::Report;
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use mdgw::capture_file::{CaptureFile, OpenOptions};
+use mdgw_captures::capture_file::{CaptureFile, OpenOptions};
 use mdgw_feeds::transport::{Recognised, moldudp64, recognise};
 use mdgw_tests::captures;
 

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mdgw::capture_file::{CaptureFault, CaptureFile, OpenOptions};
+use mdgw_captures::capture_file::{CaptureFault, CaptureFile, OpenOptions};
 use mdgw_tests::{
     captures::say,
     process::{self, Mdgw, PATIENCE, Signal, program},

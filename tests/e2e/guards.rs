@@ -11,8 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mdgw::sys::kernel_fence::KernelFence;
 use mdgw_feeds::{identity::Epoch, published::packet::parse_packet};
+use mdgw_sys::kernel_fence::KernelFence;
 use mdgw_tests::{
     pair::wait_until,
     process::{self, Mdgw, PATIENCE, Signal},

@@ -15,37 +15,40 @@ use std::{
 };
 
 use crossbeam_queue::ArrayQueue;
-use mdgw::{
-    engine::dispatch::{ChannelHandler as _, TurnContext},
-    fence::Fence,
-    net::{
-        batch::{OutputIndex, Outputs, ReceiveBatch, SendBuffers},
+use mdgw_captures::{damage::Losses, pacer::Pace};
+use mdgw_engine::{
+    dispatch::{ChannelHandler as _, TurnContext},
+    handle_set::{
+        Event, HandleSet, ThreadIo as _, Wait,
         epoll::EpollSet,
-        handle_set::{ChannelIndex, Event, Handle, HandleSet, LineSet, ThreadIo as _, Wait},
         probe::{self, Backend, Waiting},
         ring::{MultishotSet, RingSet},
-        sockets::{Interface, OutputOptions, ReceiveOptions, SourceFilter, open_output, open_receive},
     },
-    observe::{channels::channel_exchange, counters::Registry, stages::stage_exchange},
     pipeline::{COUNTERS, ChannelPipeline, LineSocket, PeerGaps, PipelineLocal, PipelineParts, RecoverySocket},
     publish::{LogSink, Publisher, PublisherConfig},
-    replay::pacer::Pace,
-    standin::{
-        damage::Losses,
-        exchange::{Exchange, ExchangeConfig, ExchangeLine, Played},
-    },
-    sys::clock::{mono_now, unix_now},
 };
 use mdgw_feeds::{
+    arbiter::RecoveryConfig,
     channel::{Channel, ChannelConfig, ChannelCounters, ChannelState, Datagram},
     drop_reason::DropReason,
     identity::{ChannelId, Epoch, Feed, GroupId, Line},
-    recovery::RecoveryConfig,
     time::{MonoNs, TradingDate, UnixNs},
     transport::iextp::{PROTOCOL_DEEP_1_0, PROTOCOL_TOPS_1_6},
     venue::iex::{deep::PriceLevelUpdate, tops::QuoteUpdate},
 };
 use mdgw_publog::{Keeper, LogOptions, Opened, Retention};
+use mdgw_simulator::{
+    exchange::{Exchange, ExchangeConfig, ExchangeLine},
+    source::Played,
+};
+use mdgw_sys::{
+    batch::{OutputIndex, Outputs, ReceiveBatch, SendBuffers},
+    clock::{mono_now, unix_now},
+    fence::Fence,
+    handle::{ChannelIndex, Handle, LineSet},
+    sockets::{Interface, OutputOptions, ReceiveOptions, SourceFilter, open_output, open_receive},
+};
+use mdgw_telemetry::{channels::channel_exchange, counters::Registry, stages::stage_exchange};
 use mdgw_tests::{
     captures,
     counting_allocator::{CountingAllocator, allocations_in},

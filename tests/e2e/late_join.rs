@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use mdgw::standin::damage::LineDamage;
+use mdgw_captures::damage::LineDamage;
 use mdgw_feeds::{
     identity::{ChannelId, GroupId, Sequence},
     published::{

@@ -3,14 +3,12 @@
 
 use std::hint::black_box;
 
-use mdgw::{
-    net::handle_set::ChannelIndex,
-    observe::{
-        counters::Registry,
-        stages::{Stage, stage_exchange},
-    },
-};
 use mdgw_feeds::time::{MonoNs, UnixNs};
+use mdgw_sys::handle::ChannelIndex;
+use mdgw_telemetry::{
+    counters::Registry,
+    stages::{Stage, stage_exchange},
+};
 use mdgw_tests::counting_allocator::{CountingAllocator, allocations_in};
 
 #[global_allocator]

@@ -411,7 +411,7 @@ fn lines_over_ipv6_are_merged_as_others_are() {
     for (line, group) in feeds::damaged(&packets, DAMAGE, 9).iter().zip(groups) {
         let path = folder.path().join(format!("{}.pcap", paths.len()));
         let file = std::io::BufWriter::new(fs::File::create(&path).unwrap());
-        let mut writer = mdgw::capture_file::PcapWriter::new(file).unwrap();
+        let mut writer = mdgw_captures::capture_file::PcapWriter::new(file).unwrap();
         for (time_ns, bytes) in line {
             writer.datagram_v6(*time_ns, "[2001:db8::1]:4".parse().unwrap(), group.parse().unwrap(), bytes).unwrap();
         }
@@ -422,8 +422,8 @@ fn lines_over_ipv6_are_merged_as_others_are() {
     let summary = merge(&[&paths[0], &paths[1]], &out, &[]).with_code(0).json();
     assert_eq!(number(&summary["channels"][0]["messages"]), count(&packets), "{summary}");
     assert_eq!(summary["channels"][0]["lines"][1]["dst"], groups[1]);
-    let options = mdgw::capture_file::OpenOptions::default();
-    let mut merged = mdgw::capture_file::CaptureFile::open(&out, &options).unwrap();
+    let options = mdgw_captures::capture_file::OpenOptions::default();
+    let mut merged = mdgw_captures::capture_file::CaptureFile::open(&out, &options).unwrap();
     let mut messages = Vec::new();
     while let Some(datagram) = merged.next_datagram().unwrap() {
         assert_eq!(datagram.dst.to_string(), groups[0]);
@@ -509,7 +509,7 @@ fn count(packets: &[Packet]) -> u64 {
 
 fn write_lines(path: &Path, packets: &[(u64, &str, &Arc<[u8]>)]) {
     let file = std::io::BufWriter::new(fs::File::create(path).unwrap());
-    let mut writer = mdgw::capture_file::PcapWriter::new(file).unwrap();
+    let mut writer = mdgw_captures::capture_file::PcapWriter::new(file).unwrap();
     for (time_ns, destination, bytes) in packets {
         writer.datagram(*time_ns, "10.0.0.1:40000".parse().unwrap(), destination.parse().unwrap(), bytes).unwrap();
     }

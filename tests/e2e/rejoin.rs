@@ -7,12 +7,10 @@ use std::{
     net::{SocketAddrV4, TcpStream},
 };
 
-use mdgw::{
-    election::auth::{Nonce, SharedKey},
-    gateway::Beginning,
-    pair_link::{framing::LinkStream, message::LinkMessage},
-};
+use mdgw_election::auth::{Nonce, SharedKey};
 use mdgw_feeds::identity::Session;
+use mdgw_pair::pair_link::{framing::LinkStream, message::LinkMessage};
+use mdgw_runtime::gateway::Beginning;
 use mdgw_tests::{
     elected::ElectedPair,
     holding_relay::HoldingRelay,

@@ -8,7 +8,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use mdgw::standin::damage::LineDamage;
+use mdgw_captures::damage::LineDamage;
 use mdgw_tests::{
     captures,
     day::{DATE, Day},

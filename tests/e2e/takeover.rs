@@ -6,13 +6,13 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
-use mdgw::gateway::Beginning;
 use mdgw_feeds::{
     frame::FrameKind,
     identity::{Epoch, Feed, Sequence, Session},
     published::{packet::Frames, position::StreamPosition},
     time::MonoNs,
 };
+use mdgw_runtime::gateway::Beginning;
 use mdgw_tests::{
     captures::say,
     feeds::{self, MIDNIGHT_NS, Packet, SESSION},
@@ -260,7 +260,7 @@ fn kill_9_of_the_leading_gateway_loses_nothing_and_doubles_nothing() {
 }
 
 /// Two gateways that both have the same lines, the first of which leads; linked.
-fn pair() -> ([Member; 2], [std::sync::Arc<mdgw::pair_link::PairDesk>; 2], Consumer) {
+fn pair() -> ([Member; 2], [std::sync::Arc<mdgw_pair::pair_link::PairDesk>; 2], Consumer) {
     let first = Site::numbered(1);
     let second = first.twin(2);
     let mut members = [first, second].map(|site| Member::start(site, &wanted()));

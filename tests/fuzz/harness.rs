@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use mdgw::standin::random::{Random, mix};
+use mdgw_captures::random::{Random, mix};
 use mdgw_tests::{captures, counting_allocator::within_bytes};
 
 /// What is read, and with what.

@@ -15,26 +15,30 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use mdgw::{
-    audit::file::{AuditFile, History},
+use mdgw_captures::{
     capture_file::{CaptureFile, OpenOptions},
-    config::{Resolved, explain::explain},
-    convert::{self, ConvertOptions, Format},
     dbn_input::DbnInput,
-    diff::{self, DiffOptions},
-    election::quorum::vote_file::VoteFile,
-    inspect::{dissect::Dissector, stats::Statistics, text::Text},
-    merge::{self, MergeOptions},
-    report::{Comparison, Group, Report, csv, html, json, table},
-    state_file::StateFile,
-    verify::{Place, RowsVerifier, Seen, Verifier, VerifyOptions},
 };
+use mdgw_election::quorum::vote_file::VoteFile;
 use mdgw_feeds::{
     identity::{ChannelId, GroupId},
     time::TradingDate,
 };
 use mdgw_publog::{LogOptions, Reader};
+use mdgw_runtime::{
+    audit::file::{AuditFile, History},
+    config::{Resolved, explain::explain},
+    state_file::StateFile,
+};
 use mdgw_tests::{counting_allocator::CountingAllocator, site::text};
+use mdgw_tools::{
+    convert::{self, ConvertOptions, Format},
+    diff::{self, DiffOptions},
+    inspect::{dissect::Dissector, stats::Statistics, text::Text},
+    merge::{self, MergeOptions},
+    report::{Comparison, Group, Report, csv, html, json, table},
+    verify::{Place, RowsVerifier, Seen, Verifier, VerifyOptions},
+};
 
 use self::harness::Target;
 

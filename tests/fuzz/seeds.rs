@@ -4,25 +4,14 @@ use std::{fs, io::Write as _, net::SocketAddrV4, path::Path};
 
 use dbn::{ImbalanceMsg, InstrumentDefMsg, MboMsg, Mbp1Msg, Mbp10Msg, StatMsg, StatusMsg, TradeMsg};
 use flate2::{Compression, write::GzEncoder};
-use mdgw::{
-    audit::{
-        entry::{Change, Draft},
-        file::AuditFile,
-    },
+use mdgw_captures::{
     capture_file::{
         FRAME_HEADER_BYTES, PcapWriter, frame_header,
         pcapng_blocks::{InterfaceBlock, PacketBlock, Section, StatisticsBlock},
     },
     dbn_file::{DbnFileOptions, DbnFileWriter},
-    election::{identity::NodeId, quorum::vote_file::VoteFile},
-    net::handle_set::ChannelIndex,
-    observe::{
-        disclosure::Disclosure,
-        interval_log::{IntervalLogWriter, IntervalTag},
-        stages::{Stage, StageSet},
-    },
-    state_file::{LeftAt, StateFile},
 };
+use mdgw_election::{identity::NodeId, quorum::vote_file::VoteFile};
 use mdgw_feeds::{
     channel::Numbering,
     identity::{ChannelId, Epoch, Feed, GroupId, InstrumentId, Sequence, Session},
@@ -30,6 +19,19 @@ use mdgw_feeds::{
     transport::VenueSession,
 };
 use mdgw_publog::{LogOptions, Opened};
+use mdgw_runtime::{
+    audit::{
+        entry::{Change, Draft},
+        file::AuditFile,
+    },
+    state_file::{LeftAt, StateFile},
+};
+use mdgw_status::{
+    disclosure::Disclosure,
+    interval_log::{IntervalLogWriter, IntervalTag},
+};
+use mdgw_sys::handle::ChannelIndex;
+use mdgw_telemetry::stages::{Stage, StageSet};
 
 use super::feeds;
 

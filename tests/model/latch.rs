@@ -27,10 +27,10 @@ mod store;
 
 use std::collections::BTreeMap;
 
-use mdgw::election::{
+use mdgw_election::{
     core::{CloseReason, Core as _, Input, Output, Progress},
+    identity::DeathNotice,
     lease::OnSuspended,
-    peer::DeathNotice,
     record::ConfigurationMark,
     session_latch::{SessionEvent, SessionLatch, SessionLatchConfig, SessionRequest},
     timing::LeaseTiming,

@@ -19,13 +19,13 @@ use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
 };
 
-use mdgw::election::{
+use mdgw_election::{
     core::{Core as _, Input, Output},
     fitness::Standing,
-    identity::{Incarnation, Member, NodeId, NodeName},
+    identity::{DeathNotice, Incarnation, Member, NodeId, NodeName},
     lease::{Lease, LeaseConfig, OnSuspended, Safeguards},
     moves::MovesConfig,
-    peer::{DeathNotice, PeerMessage},
+    peer::PeerMessage,
     record::ConfigurationMark,
     register::{Link, Outcome, RegisterEvent, RegisterRequest, Version, Versioned},
     timing::LeaseTiming,

@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use mdgw::election::{
+use mdgw_election::{
     core::{Core as _, Input, Output},
     fitness::Standing,
     identity::{Incarnation, Member, NodeId, NodeName},

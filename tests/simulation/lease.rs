@@ -12,17 +12,16 @@ mod receiver;
 mod store;
 pub(crate) mod world;
 
-use crate::seeds::for_seeds;
 use faults::{Fault, Faults};
-use mdgw::{
-    election::{
-        lease::Safeguards,
-        timing::{LeaseTiming, drift_ns},
-    },
-    standin::random::Random,
+use mdgw_captures::random::Random;
+use mdgw_election::{
+    lease::Safeguards,
+    timing::{LeaseTiming, drift_ns},
 };
 use mdgw_tests::captures::say;
 use world::{MS, Opening, Setup, Swap, Violation, WAKE_NS_MAX, World};
+
+use crate::seeds::for_seeds;
 
 /// Two gateways at 20/4 ms.
 pub(crate) const PAIR: Setup = Setup {

@@ -4,7 +4,7 @@ mod world;
 
 use std::{cell::Cell, env};
 
-use mdgw::election::{
+use mdgw_election::{
     core::{CloseReason, Input, Pin, Place},
     fitness::{Fitness, Standing},
     identity::{Incarnation, Member, NodeId, NodeName},

@@ -15,26 +15,23 @@ use std::{
     time::Duration,
 };
 
-use mdgw::{
-    election::{
-        access::{EtcdConfig, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
-        driver::{Election, ElectionOptions, Surroundings, inbox},
-        etcd,
-        fitness::Standing,
-        identity::{Incarnation, Member, NodeId, NodeName},
-        latch::LeaderLatch,
-        lease::{Lease, LeaseConfig, OnSuspended},
-        moves::MovesConfig,
-        record::ConfigurationMark,
-        register::Register,
-        session_latch::{SessionLatch, SessionLatchConfig},
-        timing::LeaseTiming,
-        zookeeper,
-    },
-    fence::Fence,
-    sys::clock::mono_now,
+use mdgw_election::{
+    access::{EtcdConfig, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
+    driver::{Election, ElectionOptions, Surroundings, inbox},
+    etcd,
+    fitness::Standing,
+    identity::{Incarnation, Member, NodeId, NodeName},
+    latch::LeaderLatch,
+    lease::{Lease, LeaseConfig, OnSuspended},
+    moves::MovesConfig,
+    record::ConfigurationMark,
+    register::Register,
+    session_latch::{SessionLatch, SessionLatchConfig},
+    timing::LeaseTiming,
+    zookeeper,
 };
 use mdgw_feeds::identity::{Epoch, GroupId};
+use mdgw_sys::{clock::mono_now, fence::Fence};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = env::args().skip(1).collect();

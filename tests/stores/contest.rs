@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use mdgw::sys::clock::mono_now;
+use mdgw_sys::clock::mono_now;
 use mdgw_tests::{
     captures::say,
     process::PATIENCE,

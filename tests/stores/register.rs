@@ -8,17 +8,15 @@ use std::{
     time::Duration,
 };
 
-use mdgw::{
-    election::{
-        access::{EtcdConfig, EtcdTls, Login, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
-        etcd,
-        identity::{Incarnation, Member},
-        place::RecordPlace,
-        record::Record,
-        register::{Link, Outcome, Version},
-        zookeeper,
-    },
+use mdgw_election::{
+    access::{EtcdConfig, EtcdTls, Login, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
+    etcd,
+    identity::{Incarnation, Member},
+    place::RecordPlace,
+    record::Record,
+    register::{Link, Outcome, Version},
     sentinel::mark::{Marked, mark},
+    zookeeper,
 };
 use mdgw_feeds::identity::GroupId;
 use mdgw_tests::{

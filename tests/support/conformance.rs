@@ -9,11 +9,9 @@
 
 use std::{collections::BTreeMap, fmt, net::SocketAddr, ops::AddAssign, path::Path};
 
-use mdgw::{
-    capture_file::{CaptureFile, CaptureKind, CapturedDatagram, OpenOptions, VlanTags},
-    inspect::dissect::{Dissector, Framing, PacketView},
-};
+use mdgw_captures::capture_file::{CaptureFile, CaptureKind, CapturedDatagram, OpenOptions, VlanTags};
 use mdgw_feeds::{time::TradingDate, transport::Recognised, venue::wire::trimmed};
+use mdgw_tools::inspect::dissect::{Dissector, Framing, PacketView};
 
 use crate::{
     captures::{self, Pair},

@@ -7,6 +7,8 @@
 //! ```
 //! Counts are kept per thread, so that other tests and the test runner don't disturb.
 
+#![allow(unsafe_code, reason = "an allocator is an unsafe trait")]
+
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,

@@ -18,28 +18,25 @@ use std::{
     time::Duration,
 };
 
-use mdgw::{
-    election::{
-        auth::{Nonce, SharedKey},
-        core::CloseReason,
-        driver::{Election, ElectionOptions, Surroundings, inbox},
-        fitness::Standing,
-        identity::{Incarnation, Member, NodeId, NodeName},
-        latch::LeaderLatch as _,
-        quorum::{
-            backend::QuorumBackends,
-            candidate::{Candidate, CandidateConfig, vote_ns_max},
-            link::VoteLink,
-            vote_file::VoteFile,
-            witness::{Witness, WitnessOptions},
-        },
-        record::ConfigurationMark,
-        timing::LeaseTiming,
+use mdgw_election::{
+    auth::{Nonce, SharedKey},
+    core::CloseReason,
+    driver::{Election, ElectionOptions, Surroundings, inbox},
+    fitness::Standing,
+    identity::{Incarnation, Member, NodeId, NodeName},
+    latch::LeaderLatch as _,
+    quorum::{
+        backend::QuorumBackends,
+        candidate::{Candidate, CandidateConfig, vote_ns_max},
+        link::VoteLink,
+        vote_file::VoteFile,
+        witness::{Witness, WitnessOptions},
     },
-    fence::Fence,
-    sys::clock::mono_now,
+    record::ConfigurationMark,
+    timing::LeaseTiming,
 };
 use mdgw_feeds::identity::{Epoch, GroupId};
+use mdgw_sys::{clock::mono_now, fence::Fence};
 
 /// Lease, renewal and margin, ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

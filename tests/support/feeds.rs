@@ -8,18 +8,16 @@ use std::{
     sync::Arc,
 };
 
-use mdgw::{
+use mdgw_captures::{
     capture_file::{CaptureFile, OpenOptions, PcapWriter},
-    standin::{
-        damage::{DamagedLines, LineDamage, Losses},
-        itch_generator::{ItchDay, ItchGenerator, ItchPackets},
-    },
+    damage::{DamagedLines, LineDamage, Losses},
 };
 use mdgw_feeds::{
     identity::Sequence,
     time::UnixNs,
     transport::iextp::{self, PacketWriter, Position, Stream},
 };
+use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator, ItchPackets};
 
 /// One packet and the moment at which it was sent.
 pub type Packet = (u64, Arc<[u8]>);

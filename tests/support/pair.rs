@@ -9,13 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mdgw::{
-    config::Resolved,
-    election::auth::SharedKey,
-    gateway::{Beginning, Gateway, GatewayReport, GroupDesk, Leadership, Overrides},
-    pair_link::{PairDesk, PairEnds, PeerEnd},
-    standby::ChannelBoard,
-};
+use mdgw_election::auth::SharedKey;
 use mdgw_feeds::{
     edge::TsRecv,
     frame::{FrameFlags, FrameKind},
@@ -26,7 +20,15 @@ use mdgw_feeds::{
     },
     time::MonoNs,
 };
+use mdgw_pair::{
+    pair_link::{PairDesk, PairEnds, PeerEnd},
+    standby::ChannelBoard,
+};
 use mdgw_publog::Reader;
+use mdgw_runtime::{
+    config::Resolved,
+    gateway::{Beginning, Gateway, GatewayReport, GroupDesk, Leadership, Overrides},
+};
 use mdgw_subscriber::{Item, LineAddress, Output, Subscriber, SubscriberConfig};
 use socket2::{Domain, Protocol, Socket, Type};
 

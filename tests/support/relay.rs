@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use mdgw::standin::damage::{DamagedLines, LineDamage, Losses};
+use mdgw_captures::damage::{DamagedLines, LineDamage, Losses};
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// Receives one group on loopback and sends on what comes through to another one.

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use mdgw::capture_file::PcapWriter;
+use mdgw_captures::capture_file::PcapWriter;
 use mdgw_feeds::published::packet::parse_packet;
 use socket2::{Domain, Protocol, Socket, Type};
 

@@ -19,14 +19,12 @@ use std::{
     thread::JoinHandle,
 };
 
-use mdgw::{
-    control::{Request, ask},
-    sys::clock::unix_now,
-};
 use mdgw_feeds::{
     identity::{Epoch, Sequence},
     published::packet::{PacketFlags, PacketMeta, write_packet},
 };
+use mdgw_status::control::{Request, ask};
+use mdgw_sys::clock::unix_now;
 use serde_json::Value;
 use tempfile::TempDir;
 

@@ -3,7 +3,7 @@
 use std::{fs::File, io::BufWriter, path::Path};
 
 use anyhow::{Context, Result};
-use mdgw::capture_file::PcapWriter;
+use mdgw_captures::capture_file::PcapWriter;
 
 use super::line::{B_BEHIND_NS, LINES, SOURCE, for_each_packet};
 use crate::{Options, input::Day};

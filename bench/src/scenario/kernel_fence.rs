@@ -7,12 +7,12 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use mdgw::sys::kernel_fence::{FenceCgroup, KernelFence};
 use mdgw_feeds::{
     identity::{Epoch, GroupId},
     published::packet::{PACKET_MAGIC, PACKET_VERSION, PacketHeader},
     time::MonoNs,
 };
+use mdgw_sys::kernel_fence::{FenceCgroup, KernelFence};
 use serde_json::json;
 use zerocopy::{FromZeros as _, IntoBytes as _};
 

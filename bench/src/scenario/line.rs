@@ -16,11 +16,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use mdgw::{
-    capture_file::{CaptureFile, CapturedDatagram, OpenOptions, PcapWriter},
-    publish::LogSink,
-    sys::clock::unix_now,
-};
+use mdgw_captures::capture_file::{CaptureFile, CapturedDatagram, OpenOptions, PcapWriter};
+use mdgw_engine::publish::LogSink;
 use mdgw_feeds::{
     arbiter::{Arbiter, ArbiterConfig, Arrival, Delivery},
     channel::{Channel, ChannelConfig, Datagram, SchemaSet},
@@ -33,6 +30,7 @@ use mdgw_feeds::{
     },
 };
 use mdgw_publog::LogOptions;
+use mdgw_sys::clock::unix_now;
 use serde_json::json;
 
 use super::book::{LIMITS, run_reference};

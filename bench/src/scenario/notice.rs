@@ -14,21 +14,19 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use mdgw::{
-    election::{
-        auth::SharedKey,
-        identity::{Incarnation, Member, NodeId, NodeName},
-    },
+use mdgw_election::{
+    announcement::Announcement,
+    auth::SharedKey,
+    identity::{Incarnation, Member, NodeId, NodeName},
     sentinel::{
         Sentinel, Source,
-        announcement::Announcement,
         charge::{Charge, GroupCharge},
         forbid_core_dumps,
         page::Page,
     },
-    sys::pidfd::PidFd,
 };
 use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_sys::pidfd::PidFd;
 use serde_json::json;
 
 #[derive(clap::Args, Clone, Debug)]

@@ -17,29 +17,26 @@ use std::{
 
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
-use mdgw::{
-    engine::{
-        dispatch::{
-            ChannelHandler, Dispatch, DispatchConfig, FailReason, Failure, Progress, PromotionPolicy, ThreadConfig,
-            TurnContext, WaitPolicy,
-        },
-        pool::Pool,
-        roles::Counts,
+use mdgw_engine::{
+    dispatch::{
+        ChannelHandler, Dispatch, DispatchConfig, FailReason, Failure, Progress, PromotionPolicy, ThreadConfig,
+        TurnContext, WaitPolicy, pool::Pool, roles::Counts,
     },
-    net::{
-        batch::ReceiveBatch,
+    handle_set::{
+        HandleSet, ThreadIo,
         epoll::EpollSet,
-        handle_set::{ChannelIndex, Handle, HandleSet, LineSet, ThreadIo},
         probe,
         ring::{MultishotSet, RingSet},
-        sockets::{ReceiveOptions, ReceiveSocket, open_receive},
-    },
-    sys::{
-        clock::{mono_now, unix_now},
-        scheduler::{SwitchCounts, thread_id},
     },
 };
 use mdgw_feeds::{identity::Line, time::MonoNs};
+use mdgw_sys::{
+    batch::ReceiveBatch,
+    clock::{mono_now, unix_now},
+    handle::{ChannelIndex, Handle, LineSet},
+    scheduler::{SwitchCounts, thread_id},
+    sockets::{ReceiveOptions, ReceiveSocket, open_receive},
+};
 use serde_json::json;
 
 /// What the scenario takes.

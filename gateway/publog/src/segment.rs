@@ -11,6 +11,8 @@
 //! ```
 //! An index slot: session (2 words), first, offset. Slots are only ever appended.
 
+#![allow(unsafe_code, reason = "memory that other processes map")]
+
 use std::{
     fs::File,
     io,

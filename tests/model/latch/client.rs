@@ -1,10 +1,9 @@
 //! Between a gateway and the store: what is asked and answered, and the lives of sessions and processes.
 
-use mdgw::election::{
+use mdgw_election::{
     core::Input,
     fitness::Standing,
-    identity::Incarnation,
-    peer::DeathNotice,
+    identity::{DeathNotice, Incarnation},
     register::{Link, Ticket},
     session_latch::{SessionAnswer, SessionEvent, SessionRequest},
 };

@@ -2,7 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use mdgw::election::{
+use mdgw_election::{
     register::Ticket,
     session_latch::{SessionEvent, SessionRequest},
 };

@@ -1,6 +1,6 @@
 //! What is searched, and what has to be found.
 
-use mdgw::election::lease::OnSuspended;
+use mdgw_election::lease::OnSuspended;
 
 use super::{AFTER_END, AFTER_NOTICE, Budget, FIRST, FULL, HAND_OVER, Search, Start, Wrong, fails, holds, store::T};
 

@@ -1,6 +1,6 @@
 //! What stands in for ZooKeeper: a line of places, the sessions that keep them, and an epoch with a version.
 
-use mdgw::election::{
+use mdgw_election::{
     identity::{Incarnation, Member, NodeId, NodeName},
     register::Version,
     session_latch::{Place, SessionAnswer},

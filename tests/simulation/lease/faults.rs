@@ -1,6 +1,9 @@
 //! What goes wrong in the simulation.
 
-use mdgw::election::{core::Input, identity::Incarnation, peer::DeathNotice};
+use mdgw_election::{
+    core::Input,
+    identity::{DeathNotice, Incarnation},
+};
 
 use super::world::{Event, MS, News, World, node_of};
 

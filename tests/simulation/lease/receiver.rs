@@ -1,6 +1,6 @@
 //! A subscriber's receiver, the product's own, and what it must never hand on.
 
-use mdgw::election::identity::NodeId;
+use mdgw_election::identity::NodeId;
 use mdgw_feeds::{
     frame::{FrameFlags, FrameHeader, FrameKind},
     identity::{ChannelId, Epoch, Feed, GroupId, Line, Sequence, Session},

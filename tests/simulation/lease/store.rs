@@ -1,6 +1,6 @@
 //! The simulated store: one versioned record, its watch, its outages and backups.
 
-use mdgw::election::{
+use mdgw_election::{
     core::Input,
     register::{Link, Outcome, RegisterEvent, RegisterRequest, Version, Versioned},
 };

@@ -5,22 +5,20 @@ use std::{
     collections::{BTreeMap, BinaryHeap, VecDeque},
 };
 
-use mdgw::{
-    election::{
-        core::{Core as _, Input, Output},
-        fitness::Standing,
-        identity::{Incarnation, Member, NodeId, NodeName},
-        lease::{Lease, LeaseConfig, OnSuspended, Safeguards},
-        moves::MovesConfig,
-        peer::PeerMessage,
-        record::ConfigurationMark,
-        register::{Link, RegisterEvent, RegisterRequest},
-        timing::LeaseTiming,
-    },
-    fence::Fence,
-    standin::random::Random,
+use mdgw_captures::random::Random;
+use mdgw_election::{
+    core::{Core as _, Input, Output},
+    fitness::Standing,
+    identity::{Incarnation, Member, NodeId, NodeName},
+    lease::{Lease, LeaseConfig, OnSuspended, Safeguards},
+    moves::MovesConfig,
+    peer::PeerMessage,
+    record::ConfigurationMark,
+    register::{Link, RegisterEvent, RegisterRequest},
+    timing::LeaseTiming,
 };
 use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
+use mdgw_sys::fence::Fence;
 
 use super::{faults::Faults, receiver::Listener, store::Store};
 

@@ -5,22 +5,19 @@ use std::{
     collections::{BTreeMap, BTreeSet, BinaryHeap},
 };
 
-use mdgw::{
-    election::{
-        core::{CloseReason, Core as _, Input, Output},
-        fitness::{Fitness, Standing},
-        identity::{Incarnation, Member, NodeId, NodeName},
-        moves::MovesConfig,
-        peer::DeathNotice,
-        quorum::{
-            candidate::{Candidate, CandidateConfig, QuorumEvent, QuorumRequest, vote_ns_max},
-            message::{Body, Message, VoterSession},
-            voter::{Kept, Safeguards, StoreTicket, Voter, VoterInput, VoterOutput},
-        },
-        record::ConfigurationMark,
-        timing::LeaseTiming,
+use mdgw_captures::random::Random;
+use mdgw_election::{
+    core::{CloseReason, Core as _, Input, Output},
+    fitness::{Fitness, Standing},
+    identity::{DeathNotice, Incarnation, Member, NodeId, NodeName},
+    moves::MovesConfig,
+    quorum::{
+        candidate::{Candidate, CandidateConfig, QuorumEvent, QuorumRequest, vote_ns_max},
+        message::{Body, Message, VoterSession},
+        voter::{Kept, Safeguards, StoreTicket, Voter, VoterInput, VoterOutput},
     },
-    standin::random::Random,
+    record::ConfigurationMark,
+    timing::LeaseTiming,
 };
 use mdgw_feeds::{
     identity::{Epoch, GroupId},

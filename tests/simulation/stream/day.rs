@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mdgw::standin::random::Random;
+use mdgw_captures::random::Random;
 use mdgw_feeds::{
     identity::{Feed, Session},
     time::TradingDate,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mdgw::election::timing::LeaseTiming;
+use mdgw_election::timing::LeaseTiming;
 use mdgw_feeds::identity::Epoch;
 
 use super::{

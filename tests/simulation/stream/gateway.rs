@@ -11,15 +11,8 @@ use std::{
     sync::Arc,
 };
 
-use mdgw::{
-    config::resolved::RetransmissionLimits,
-    fence::Fence,
-    net::batch::{Output, OutputIndex, Outputs, SendBuffers},
-    publish::{Heard, LogSink, PublishCounts, Publisher, PublisherConfig, TakeoverWords},
-    retransmit::{Answers, ServedChannel},
-    standin::random::Random,
-    sys::clock::mono_now,
-};
+use mdgw_captures::random::Random;
+use mdgw_engine::publish::{Heard, LogSink, PublishCounts, Publisher, PublisherConfig, TakeoverWords};
 use mdgw_feeds::{
     frame::{FRAME_HEADER_BYTES, FrameFlags, FrameKind, FrameMeta, FrameSink as _},
     identity::{Epoch, Sequence, Session},
@@ -31,6 +24,15 @@ use mdgw_feeds::{
     time::{MonoNs, UnixNs},
 };
 use mdgw_publog::{Keeper, LogOptions, Opened, Position, Reader, Recovered, WriterCounts};
+use mdgw_runtime::{
+    config::resolved::RetransmissionLimits,
+    retransmit::{Answers, ServedChannel},
+};
+use mdgw_sys::{
+    batch::{Output, OutputIndex, Outputs, SendBuffers},
+    clock::mono_now,
+    fence::Fence,
+};
 use zerocopy::IntoBytes as _;
 
 use super::{

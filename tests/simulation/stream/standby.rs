@@ -1,17 +1,15 @@
-//! A gateway's ear, as `gateway/src/standby/listener.rs` has it without its sockets: what the product believes and how it
+//! A gateway's ear, as `gateway/pair/src/standby/listener.rs` has it without its sockets: what the product believes and how it
 //! follows is the product's own, what is here only carries it from one to the other.
 
 use std::{path::Path, sync::Arc};
 
-use mdgw::{
-    publish::{Heard, TakeoverWords},
-    standby::{HeardTracker, KnownEpochs},
-};
+use mdgw_engine::publish::{Heard, TakeoverWords};
 use mdgw_feeds::{
     identity::{Epoch, Sequence, Session},
     published::{packet::parse_packet, position::StreamPosition},
     time::MonoNs,
 };
+use mdgw_pair::standby::{HeardTracker, KnownEpochs};
 use mdgw_publog::Reader;
 
 use super::{CHANNEL, MS, day::session};

@@ -7,14 +7,13 @@ use std::{
     sync::Arc,
 };
 
-use mdgw::{
-    net::{
-        batch::{ReceiveBatch, SendBatch},
-        handle_set::{Event, Handle, LineSet, ThreadIo, Wait},
-    },
-    standin::random::Random,
-};
+use mdgw_captures::random::Random;
+use mdgw_engine::handle_set::{Event, ThreadIo, Wait};
 use mdgw_feeds::identity::Line;
+use mdgw_sys::{
+    batch::{ReceiveBatch, SendBatch},
+    handle::{Handle, LineSet},
+};
 
 /// One packet on its way, by its line.
 pub(super) type Sent = (Line, Vec<u8>);

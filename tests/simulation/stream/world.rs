@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeMap, fs::File, hash::Hasher as _, os::fd::OwnedFd, path::Path, rc::Rc, sync::Arc};
 
-use mdgw::{publish::PublishCounts, standin::random::Random};
+use mdgw_captures::random::Random;
+use mdgw_engine::publish::PublishCounts;
 use mdgw_feeds::{
     identity::{Epoch, Line},
     published::{position::StreamPosition, request::ServiceRequest},

@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use mdgw::election::{
+use mdgw_election::{
     fitness::Fitness,
     identity::{Incarnation, Member, NodeId, NodeName},
     record::{ConfigurationMark, Record},

@@ -331,7 +331,7 @@ fn follow(world: &World, before: Epoch) {
 }
 
 fn now_ns() -> u64 {
-    mdgw::sys::clock::unix_now().0
+    mdgw_sys::clock::unix_now().0
 }
 
 /// A prime, so that trials are spread over a renewal's time.

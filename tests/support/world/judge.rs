@@ -8,12 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use mdgw::{
-    capture_file::{CaptureFile, OpenOptions},
-    config::Resolved,
-    standin::itch_generator::{ItchDay, ItchGenerator, ItchPackets},
-    verify::Promise,
-};
+use mdgw_captures::capture_file::{CaptureFile, OpenOptions};
 use mdgw_feeds::{
     arbiter::ArbiterConfig,
     channel::{Channel, Datagram},
@@ -23,6 +18,9 @@ use mdgw_feeds::{
     time::{MonoNs, UnixNs},
 };
 use mdgw_publog::{Entry, Reader};
+use mdgw_runtime::config::Resolved;
+use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator, ItchPackets};
+use mdgw_tools::verify::Promise;
 use serde_json::Value;
 use tempfile::TempDir;
 

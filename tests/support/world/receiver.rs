@@ -16,16 +16,8 @@ use std::{
     thread::JoinHandle,
 };
 
-use mdgw::{
-    capture_file::PcapWriter,
-    net::{
-        batch::ReceiveBatch,
-        epoll::EpollSet,
-        handle_set::{ChannelIndex, Handle, HandleSet as _, ThreadIo as _, Wait},
-        sockets::{ReceiveOptions, ReceiveSocket, open_receive},
-    },
-    sys::clock::{mono_now, unix_now},
-};
+use mdgw_captures::capture_file::PcapWriter;
+use mdgw_engine::handle_set::{HandleSet as _, ThreadIo as _, Wait, epoll::EpollSet};
 use mdgw_feeds::{
     frame::FrameFlags,
     identity::{Epoch, Line, Session},
@@ -33,6 +25,12 @@ use mdgw_feeds::{
 };
 use mdgw_subscriber::{
     Item, Output, PublishedDatagram, Receiver as Protocol, ReceiverConfig, ServiceConfig, ServiceTurns,
+};
+use mdgw_sys::{
+    batch::ReceiveBatch,
+    clock::{mono_now, unix_now},
+    handle::{ChannelIndex, Handle},
+    sockets::{ReceiveOptions, ReceiveSocket, open_receive},
 };
 use zerocopy::IntoBytes as _;
 

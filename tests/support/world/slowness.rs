@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use mdgw::sys::{
+use mdgw_sys::{
     clock::{mono_now, unix_now},
     scheduler::set_fifo,
 };

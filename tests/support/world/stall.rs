@@ -10,9 +10,10 @@ use std::{
     time::Duration,
 };
 
-use super::slowness::{SlowWatch, Slowness};
-use mdgw::sys::clock::{mono_now, unix_now};
+use mdgw_sys::clock::{mono_now, unix_now};
 use rustix::thread::{CpuSet, sched_setaffinity};
+
+use super::slowness::{SlowWatch, Slowness};
 
 /// A wake-up that came late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,371 @@
+//! DBN files: version 3, with the symbols of their instruments in the metadata, as the official tools read them.
+//!
+//! Metadata stands at the front and names every instrument, but the names are only known at the end. So records go to
+//! a spool first, and the file is put together when it is finished. It appears under its name at once: it is made beside its
+//! final place and renamed. (Not synced: it survives a crash of the program, not of the machine.)
+//!
+//! Where it can't be written to its end (a full disk, mostly), as many records as fit are kept, in a file that is whole:
+//! with its metadata, which then tell of symbols and times of a few records more. Compressed it needs an end, so
+//! that one whose end can't be written isn't kept.
+//!
+//! Everything in the file is a function of what was handed in: `start` is the earliest time of its records (`ts_recv`,
+//! or `ts_event` where there is none), `end` the latest and one nanosecond.
+
+mod spool;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env, fmt,
+    fs::{self, File},
+    io,
+    num::NonZeroU64,
+    os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use dbn::{
+    MappingInterval, Metadata, RType, SType, Schema, SymbolMapping, UNDEF_TIMESTAMP, encode::dbn::MetadataEncoder,
+};
+use mdgw_feeds::{identity::InstrumentId, time::TradingDate};
+use tempfile::NamedTempFile;
+use time::{Date, OffsetDateTime};
+
+use self::spool::{Compression, Poured, Spool, Spooled, has_no_room, pour};
+
+/// What the metadata tells and the records don't.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DbnFileOptions {
+    /// Dataset code, such as `XNAS.ITCH`. May be [set](DbnFileWriter::set_dataset) later.
+    pub dataset: String,
+    /// The schema of all records; `None` where there may be several.
+    pub schema: Option<Schema>,
+}
+
+/// A DBN file in the making. Dropped without [`Self::finish`], it leaves nothing behind.
+#[derive(Debug)]
+pub struct DbnFileWriter {
+    destination: Destination,
+    compression: Compression,
+    options: DbnFileOptions,
+    spool: Spool,
+    record_bytes: u64,
+    /// Earliest and latest time by which consumers look a record's symbol up: `ts_recv`, else `ts_event`.
+    indexed: Option<(u64, u64)>,
+    mappings: BTreeMap<String, BTreeSet<(TradingDate, InstrumentId)>>,
+}
+
+/// What a finished file holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DbnFileSummary {
+    /// Records.
+    pub record_count: u64,
+    /// Symbols with a mapping.
+    pub symbol_count: u64,
+    /// Bytes of metadata and records before compression.
+    pub bytes: u64,
+}
+
+/// A file that could not be written to its end.
+#[derive(Debug, thiserror::Error)]
+#[error("write {name}, {}", Told(*.kept))]
+pub struct DbnFileError {
+    /// What it was to be called.
+    pub name: String,
+    /// What is there of it under its name; `None`: nothing.
+    pub kept: Option<DbnFileKept>,
+    /// What went wrong first.
+    pub source: io::Error,
+}
+
+/// The part of a file that could be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DbnFileKept {
+    /// Records, from the first one on.
+    pub record_count: u64,
+    /// Bytes of the file.
+    pub bytes: u64,
+}
+
+struct Told(Option<DbnFileKept>);
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(DbnFileKept { record_count, bytes }) => write!(f, "after {record_count} records, at byte {bytes}"),
+            None => f.write_str("nothing of which could be kept"),
+        }
+    }
+}
+
+impl DbnFileWriter {
+    /// Begins a file at `path`; compressed when its name ends in `.zst`. `-` is standard output. A device or a pipe is
+    /// written to in place.
+    ///
+    /// # Errors
+    /// The folder does not exist or cannot be written to.
+    pub fn create(path: &Path, options: DbnFileOptions) -> io::Result<Self> {
+        let destination = Destination::of(path)?;
+        let spool = match &destination {
+            Destination::File { folder, .. } => tempfile::tempfile_in(folder)?,
+            Destination::InPlace(_) | Destination::StandardOutput => {
+                tempfile::tempfile().map_err(|error| in_temporary_folder(&error))?
+            }
+        };
+        Ok(Self {
+            destination,
+            compression: if path.extension().is_some_and(|end| end == "zst") {
+                Compression::Zstd
+            } else {
+                Compression::None
+            },
+            options,
+            spool: Spool::new(spool),
+            record_bytes: 0,
+            indexed: None,
+            mappings: BTreeMap::new(),
+        })
+    }
+
+    /// Names the dataset after all.
+    pub fn set_dataset(&mut self, dataset: &str) {
+        dataset.clone_into(&mut self.options.dataset);
+    }
+
+    /// Appends one whole record. After a failure it appends none any more: [`Self::has_failed`] tells, [`Self::finish`]
+    /// says why.
+    pub fn record(&mut self, bytes: &[u8]) {
+        self.spool.push(bytes);
+        if self.has_failed() {
+            return;
+        }
+        if let Some(ts_event) = timestamp_at(bytes, TS_EVENT_AT) {
+            let ts_recv = ts_recv_at(bytes).and_then(|offset| timestamp_at(bytes, offset));
+            self.indexed = Some(widened(self.indexed, ts_recv.unwrap_or(ts_event)));
+        }
+        self.record_bytes += bytes.len() as u64;
+    }
+
+    /// Whether there is no room for more records, so that it is time to finish.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.spool.has_failed()
+    }
+
+    /// An instrument has that symbol on that day. Bytes that are no printable ASCII are escaped.
+    pub fn mapping(&mut self, symbol: &[u8], instrument: InstrumentId, date: TradingDate) {
+        if self.has_failed() {
+            return;
+        }
+        let mut text = symbol.escape_ascii().to_string();
+        text.truncate(dbn::SYMBOL_CSTR_LEN - 1);
+        self.mappings.entry(text).or_default().insert((date, instrument));
+    }
+
+    /// Puts the file together and gives it its name.
+    ///
+    /// # Errors
+    /// Not everything could be written. What could stands under the file's name; where that is nothing, what stood there
+    /// before.
+    pub fn finish(self) -> Result<DbnFileSummary, DbnFileError> {
+        let metadata = self.metadata();
+        let Self { destination, compression, spool, record_bytes, .. } = self;
+        let failed = |kept, source| DbnFileError { name: destination.name(), kept, source };
+        let mut header = Vec::new();
+        let encoded = MetadataEncoder::new(&mut header).encode(&metadata);
+        encoded.map_err(|error| failed(None, io::Error::other(error)))?;
+        let bytes = header.len() as u64 + record_bytes;
+        let (spooled, spool_failure) = spool.into_spooled().map_err(|error| failed(None, error))?;
+        let spool_failure = spool_failure.map(|error| match &destination {
+            Destination::File { .. } => error,
+            Destination::InPlace(_) | Destination::StandardOutput => in_temporary_folder(&error),
+        });
+
+        let (poured, is_kept) = match &destination {
+            Destination::StandardOutput => (pour(header, spooled, compression, &mut io::stdout().lock()), true),
+            Destination::InPlace(path) => {
+                let mut file = File::options().write(true).open(path).map_err(|error| failed(None, error))?;
+                (pour(header, spooled, compression, &mut file), true)
+            }
+            Destination::File { folder, path } => {
+                let (mut file, spooled) = unfinished(folder, spooled).map_err(|error| failed(None, error))?;
+                let poured = pour(header, spooled, compression, file.as_file_mut());
+                let is_kept = poured.bytes > 0 && (poured.failure.is_none() || compression == Compression::None);
+                if is_kept {
+                    let cut = if poured.failure.is_some() { file.as_file().set_len(poured.bytes) } else { Ok(()) };
+                    let named = cut.and_then(|()| file.persist(path).map(drop).map_err(|error| error.error));
+                    named.map_err(|error| failed(None, error))?;
+                }
+                (poured, is_kept)
+            }
+        };
+        let Poured { record_count, bytes: kept_bytes, refused, failure } = poured;
+        match spool_failure.or(refused).or(failure) {
+            None => Ok(DbnFileSummary { record_count, symbol_count: metadata.symbols.len() as u64, bytes }),
+            Some(source) => Err(failed(is_kept.then_some(DbnFileKept { record_count, bytes: kept_bytes }), source)),
+        }
+    }
+
+    fn metadata(&self) -> Metadata {
+        let dates: BTreeSet<TradingDate> = self.mappings.values().flatten().map(|(date, _)| *date).collect();
+        let dates: Vec<TradingDate> = dates.into_iter().collect();
+        Metadata {
+            version: dbn::DBN_VERSION,
+            dataset: self.options.dataset.clone(),
+            schema: self.options.schema,
+            start: self.indexed.map_or(0, |(earliest, _)| earliest),
+            end: self.indexed.and_then(|(_, latest)| NonZeroU64::new(latest.saturating_add(1))),
+            limit: None,
+            stype_in: Some(SType::RawSymbol),
+            stype_out: SType::InstrumentId,
+            ts_out: false,
+            symbol_cstr_len: dbn::SYMBOL_CSTR_LEN,
+            layout: None,
+            symbols: self.mappings.keys().cloned().collect(),
+            partial: Vec::new(),
+            not_found: Vec::new(),
+            mappings: self
+                .mappings
+                .iter()
+                .map(|(symbol, days)| SymbolMapping {
+                    raw_symbol: symbol.clone(),
+                    intervals: self.intervals(days, &dates),
+                })
+                .collect(),
+        }
+    }
+
+    /// One interval for each trading date of the symbol, by consumers' rules a range of UTC dates. An evening in New York is the
+    /// next day there, so an interval reaches to the file's next trading date; and a capture may have been made at
+    /// another time than its messages, so the first and the last date reach as far as the file's records do. A number that
+    /// belongs to another symbol on another date has one name at any time.
+    fn intervals(&self, days: &BTreeSet<(TradingDate, InstrumentId)>, dates: &[TradingDate]) -> Vec<MappingInterval> {
+        let recorded = self.indexed.and_then(|(earliest, latest)| Some((utc_date(earliest)?, utc_date(latest)?)));
+        days.iter()
+            .filter_map(|(date, instrument)| {
+                let index = dates.binary_search(date).ok()?;
+                let mut start = calendar_date(*date)?;
+                if let Some((earliest, _)) = recorded.filter(|_| index == 0) {
+                    start = start.min(earliest);
+                }
+                let end = match dates.get(index + 1) {
+                    Some(next) => calendar_date(*next)?,
+                    None => {
+                        let end = calendar_date(date.next_day())?;
+                        recorded.and_then(|(_, latest)| latest.next_day()).map_or(end, |behind| end.max(behind))
+                    }
+                };
+                Some(MappingInterval { start_date: start, end_date: end, symbol: instrument.0.to_string() })
+            })
+            .collect()
+    }
+}
+
+/// Where the file goes.
+#[derive(Debug)]
+enum Destination {
+    File {
+        folder: PathBuf,
+        path: PathBuf,
+    },
+    /// A device or a pipe: renaming a file over it would replace it.
+    InPlace(PathBuf),
+    StandardOutput,
+}
+
+impl Destination {
+    fn of(path: &Path) -> io::Result<Self> {
+        if path == Path::new("-") {
+            return Ok(Self::StandardOutput);
+        }
+        // A link stays one; what it leads to is replaced.
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        match fs::metadata(&path).map(|metadata| metadata.file_type()) {
+            Ok(kind) if kind.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+            Ok(kind) if kind.is_char_device() || kind.is_fifo() => return Ok(Self::InPlace(path)),
+            _ => {}
+        }
+        let folder = match path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        Ok(Self::File { folder, path })
+    }
+
+    /// For messages.
+    fn name(&self) -> String {
+        match self {
+            Self::File { path, .. } | Self::InPlace(path) => path.display().to_string(),
+            Self::StandardOutput => "standard output".to_owned(),
+        }
+    }
+}
+
+/// The file that gets its name when it is done. On a full disk its entry in the folder may need room too.
+fn unfinished(folder: &Path, mut spooled: Spooled) -> io::Result<(NamedTempFile, Spooled)> {
+    loop {
+        let file = tempfile::Builder::new()
+            .prefix(".")
+            .suffix(".unfinished")
+            .permissions(fs::Permissions::from_mode(0o666))
+            .tempfile_in(folder);
+        match file {
+            Err(error) if has_no_room(&error) && spooled.give_up(1)? => {}
+            file => return Ok((file?, spooled)),
+        }
+    }
+}
+
+/// The spool of what isn't a file lies elsewhere, so it is said where.
+fn in_temporary_folder(error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("its spool in {}: {error}", env::temp_dir().display()))
+}
+
+fn widened(range: Option<(u64, u64)>, value: u64) -> (u64, u64) {
+    range.map_or((value, value), |(earliest, latest)| (earliest.min(value), latest.max(value)))
+}
+
+/// A timestamp of a record, where it is there and defined.
+fn timestamp_at(record: &[u8], offset: usize) -> Option<u64> {
+    let bytes = record.get(offset..)?.first_chunk()?;
+    Some(u64::from_le_bytes(*bytes)).filter(|ts| *ts != UNDEF_TIMESTAMP)
+}
+
+const TS_EVENT_AT: usize = std::mem::offset_of!(dbn::RecordHeader, ts_event);
+
+/// What records of a type are called where people choose them: by their schema.
+pub fn schema_name(rtype: RType) -> &'static str {
+    RType::try_into_schema(u16::from(rtype as u8)).map_or(rtype.as_str(), |schema| schema.as_str())
+}
+
+/// Where a record of that type has its `ts_recv`.
+pub fn ts_recv_at(record: &[u8]) -> Option<usize> {
+    use std::mem::offset_of;
+
+    use dbn::enums::rtype;
+    Some(match *record.get(1)? {
+        rtype::MBO => offset_of!(dbn::MboMsg, ts_recv),
+        rtype::MBP_0 | rtype::MBP_1 | rtype::MBP_10 => offset_of!(dbn::TradeMsg, ts_recv),
+        rtype::STATUS | rtype::INSTRUMENT_DEF | rtype::IMBALANCE | rtype::STATISTICS => {
+            offset_of!(dbn::StatusMsg, ts_recv)
+        }
+        _ => return None,
+    })
+}
+
+const _: () = assert!(
+    std::mem::offset_of!(dbn::StatusMsg, ts_recv) == std::mem::offset_of!(dbn::InstrumentDefMsg, ts_recv)
+        && std::mem::offset_of!(dbn::StatusMsg, ts_recv) == std::mem::offset_of!(dbn::ImbalanceMsg, ts_recv)
+        && std::mem::offset_of!(dbn::StatusMsg, ts_recv) == std::mem::offset_of!(dbn::StatMsg, ts_recv)
+);
+
+fn utc_date(ts: u64) -> Option<Date> {
+    let seconds = i64::try_from(ts / 1_000_000_000).ok()?;
+    OffsetDateTime::from_unix_timestamp(seconds).ok().map(OffsetDateTime::date)
+}
+
+fn calendar_date(date: TradingDate) -> Option<Date> {
+    utc_date(date.midnight_utc().0)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,193 @@
+//! What the sentinel says when a gateway has died, to every voter and candidate: one datagram for each of its groups,
+//! signed with the key of the deployment, said three times.
+//!
+//! ```text
+//!  0      4        5                16        24       32      40
+//!  | MDGD | version | node | 0 | group | incarnation | epoch | HMAC-SHA256 over all before |     little-endian
+//! ```
+//! A notice needs no protection against being said again: an incarnation that has ended stays so.
+
+use std::{
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+};
+
+use mdgw_feeds::identity::{Epoch, GroupId};
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{U16, U64},
+};
+
+use crate::{
+    auth::{Purpose, SharedKey, TAG_BYTES},
+    identity::{DeathNotice, Incarnation, NodeId},
+};
+
+/// A death as one group hears of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Announcement {
+    /// Which group.
+    pub group: GroupId,
+    /// Who died. Its epoch is of the last opening that the sentinel saw, 0 if there was none.
+    pub notice: DeathNotice,
+}
+
+/// Bytes of an announcement on the wire.
+pub const ANNOUNCEMENT_BYTES: usize = size_of::<Written>() + TAG_BYTES;
+
+impl Announcement {
+    /// As it goes over the wire.
+    #[must_use]
+    pub fn sealed(&self, key: &SharedKey) -> [u8; ANNOUNCEMENT_BYTES] {
+        let DeathNotice { holder, incarnation, epoch } = self.notice;
+        let written = Written {
+            magic: MAGIC,
+            version: VERSION,
+            node: holder.0,
+            group: self.group.0.into(),
+            incarnation: incarnation.0.into(),
+            epoch: epoch.0.into(),
+        };
+        let mut bytes = [0; ANNOUNCEMENT_BYTES];
+        let (body, tag) = bytes.split_at_mut(size_of::<Written>());
+        body.copy_from_slice(written.as_bytes());
+        tag.copy_from_slice(&key.tag(Purpose::DeathNotice, &[body]));
+        bytes
+    }
+
+    /// From the wire; `None` for what is no announcement, or not signed with that key.
+    #[must_use]
+    pub fn open(bytes: &[u8], key: &SharedKey) -> Option<Self> {
+        let bytes: &[u8; ANNOUNCEMENT_BYTES] = bytes.try_into().ok()?;
+        let (body, tag) = bytes.split_last_chunk::<TAG_BYTES>()?;
+        let written = Written::ref_from_bytes(body).ok()?;
+        if written.magic != MAGIC || written.version != VERSION || !key.is_tag(Purpose::DeathNotice, &[body], tag) {
+            return None;
+        }
+        let notice = DeathNotice {
+            holder: NodeId(written.node),
+            incarnation: Incarnation(written.incarnation.get()),
+            epoch: Epoch(written.epoch.get()),
+        };
+        Some(Self { group: GroupId(written.group.get()), notice })
+    }
+
+    /// Whether a datagram says to be one, so that a socket can serve several kinds.
+    #[must_use]
+    pub fn is_one(bytes: &[u8]) -> bool {
+        bytes.starts_with(&MAGIC)
+    }
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Written {
+    magic: [u8; 4],
+    version: u8,
+    node: u8,
+    group: U16,
+    incarnation: U64,
+    epoch: U64,
+}
+
+const MAGIC: [u8; 4] = *b"MDGD";
+const VERSION: u8 = 1;
+
+/// Sends announcements. Sockets and key are ready before anything happens.
+#[derive(Debug)]
+pub struct Announcer {
+    key: SharedKey,
+    told: Vec<SocketAddr>,
+    v4: UdpSocket,
+    /// Where the system has IPv6.
+    v6: Option<UdpSocket>,
+}
+
+impl Announcer {
+    /// Tells these.
+    ///
+    /// # Errors
+    /// When there is no socket.
+    pub fn new(key: SharedKey, told: Vec<SocketAddr>) -> io::Result<Self> {
+        let v4 = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        v4.set_nonblocking(true)?;
+        let v6 = if told.iter().any(SocketAddr::is_ipv6) {
+            let v6 = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?;
+            v6.set_nonblocking(true)?;
+            Some(v6)
+        } else {
+            None
+        };
+        Ok(Self { key, told, v4, v6 })
+    }
+
+    /// Says it once to everybody. How many sends the system refused: the next time may do better.
+    pub fn announce(&self, announcements: impl IntoIterator<Item = Announcement>) -> usize {
+        let mut refused = 0;
+        for announcement in announcements {
+            let bytes = announcement.sealed(&self.key);
+            for address in &self.told {
+                let socket = if address.is_ipv4() { Some(&self.v4) } else { self.v6.as_ref() };
+                let is_sent = socket.is_some_and(|socket| socket.send_to(&bytes, address).is_ok());
+                refused += usize::from(!is_sent);
+            }
+        }
+        refused
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::auth::KEY_BYTES;
+
+    fn announcement() -> Announcement {
+        let notice = DeathNotice { holder: NodeId(2), incarnation: Incarnation(9), epoch: Epoch::new(5, 2) };
+        Announcement { group: GroupId(700), notice }
+    }
+
+    fn key(byte: u8) -> SharedKey {
+        SharedKey::new(&[byte; KEY_BYTES])
+    }
+
+    #[test]
+    fn an_announcement_is_read_with_its_key_alone() {
+        let bytes = announcement().sealed(&key(1));
+        assert!(Announcement::is_one(&bytes));
+        assert_eq!(Announcement::open(&bytes, &key(1)), Some(announcement()));
+        assert_eq!(Announcement::open(&bytes, &key(2)), None);
+        assert_eq!(Announcement::open(&bytes[1..], &key(1)), None);
+    }
+
+    #[test]
+    fn a_tag_made_for_something_else_proves_no_death() {
+        let mut bytes = announcement().sealed(&key(1));
+        let (body, tag) = bytes.split_at_mut(size_of::<Written>());
+        tag.copy_from_slice(&key(1).tag(Purpose::Vote, &[body]));
+        assert_eq!(Announcement::open(&bytes, &key(1)), None);
+    }
+
+    #[test]
+    fn everybody_is_told() {
+        let listeners = [(); 2].map(|()| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+        let told = listeners.iter().map(|socket| socket.local_addr().unwrap()).collect();
+        let announcer = Announcer::new(key(1), told).unwrap();
+        assert_eq!(announcer.announce([announcement()]), 0);
+        for listener in listeners {
+            let mut bytes = [0; 100];
+            let length = listener.recv(&mut bytes).unwrap();
+            assert_eq!(Announcement::open(&bytes[..length], &key(1)), Some(announcement()));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_damaged_announcement_is_none(index in 0..ANNOUNCEMENT_BYTES, bit in 0_u8..8) {
+            let mut bytes = announcement().sealed(&key(1));
+            bytes[index] ^= 1_u8 << bit;
+            prop_assert_eq!(Announcement::open(&bytes, &key(1)), None);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! How fast a store answers, measured before anything depends on it.
+
+use std::{
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+use hdrhistogram::Histogram;
+
+use crate::{
+    register::{Outcome, Register, RegisterEvent, RegisterSender, Ticket},
+    timing::LeaseTiming,
+};
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreMeasure {
+    /// Reads that were answered.
+    pub answered: u64,
+    /// Reads that were not, or not by a record.
+    pub failed: u64,
+    /// ns; 0 where none was answered.
+    pub p50_ns: u64,
+    /// ns.
+    pub p999_ns: u64,
+}
+
+impl StoreMeasure {
+    /// What a person should know before relying on these times.
+    #[must_use]
+    pub fn warning(&self, timing: &LeaseTiming) -> Option<String> {
+        let room_ns = timing.lease_ns.saturating_sub(timing.margin_ns);
+        let four_ns = self.p999_ns.saturating_mul(4);
+        let ms = |ns: u64| Duration::from_nanos(ns).as_secs_f64() * 1e3;
+        if self.answered == 0 {
+            return Some("the store answered nothing while it was measured".to_owned());
+        }
+        (four_ns > room_ns).then(|| {
+            format!(
+                "the store is slow for this lease: four times its p99.9 of {:.2} ms is {:.2} ms, more than \
+                 lease - margin = {:.2} ms; renewals may come too late, so take a longer lease (profile \"calm\")",
+                ms(self.p999_ns),
+                ms(four_ns),
+                ms(room_ns)
+            )
+        })
+    }
+}
+
+/// Reads from a store of its own connection, opened by `open`, one read after the other for `how_long`. Blocks: for
+/// the start, or a cold thread.
+///
+/// # Errors
+/// Those of opening it.
+pub fn measure<E>(
+    open: impl FnOnce(RegisterSender) -> Result<Box<dyn Register>, E>,
+    how_long: Duration,
+) -> Result<StoreMeasure, E> {
+    let (sender, events) = mpsc::channel();
+    let mut register = open(std::sync::Arc::new(move |event| {
+        // Nobody waits for what comes after the end.
+        let _over = sender.send(event);
+    }))?;
+    let mut times = Histogram::<u64>::new_with_max(60_000_000_000, 3).unwrap_or_else(|_| unreachable!("sound bounds"));
+    let mut failed = 0;
+    let end = Instant::now() + how_long;
+    for number in 1.. {
+        let asked = Instant::now();
+        let Some(left) = end.checked_duration_since(asked).filter(|left| !left.is_zero()) else { break };
+        register.read(Ticket(number));
+        match answer_to(&events, Ticket(number), left.max(PAUSE)) {
+            Some(Outcome::Read(_)) => {
+                times.saturating_record(u64::try_from(asked.elapsed().as_nanos()).unwrap_or(u64::MAX));
+            }
+            Some(_) | None => failed += 1,
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(StoreMeasure {
+        answered: times.len(),
+        failed,
+        p50_ns: times.value_at_quantile(0.5),
+        p999_ns: times.value_at_quantile(0.999),
+    })
+}
+
+fn answer_to(events: &mpsc::Receiver<RegisterEvent>, ticket: Ticket, limit: Duration) -> Option<Outcome> {
+    let end = Instant::now() + limit;
+    loop {
+        let event = events.recv_timeout(end.saturating_duration_since(Instant::now())).ok()?;
+        match event {
+            RegisterEvent::Answer { ticket: answered, outcome } if answered == ticket => return Some(outcome),
+            RegisterEvent::Answer { .. } | RegisterEvent::Changed(_) | RegisterEvent::Link(_) => {}
+        }
+    }
+}
+
+/// Between two reads: a store isn't measured by flooding it.
+const PAUSE: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_too_slow_for_the_lease_is_warned_about_with_both_figures() {
+        let measure = |p999_ns| StoreMeasure { answered: 100, failed: 0, p50_ns: 1, p999_ns };
+        assert_eq!(measure(20_000_000).warning(&LeaseTiming::DEFAULT), None);
+        let warning = measure(20_100_000).warning(&LeaseTiming::DEFAULT).unwrap();
+        assert!(warning.contains("20.10 ms is 80.40 ms") && warning.contains("80.00 ms"), "{warning}");
+        assert!(StoreMeasure { answered: 0, ..measure(0) }.warning(&LeaseTiming::CALM).is_some());
+    }
+}

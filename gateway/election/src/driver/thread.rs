@@ -1,0 +1,291 @@
+//! The thread itself.
+
+use std::{
+    io,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+use hdrhistogram::Histogram;
+use mdgw_feeds::time::MonoNs;
+use mdgw_sys::{
+    affinity::pin_to,
+    clock::{self, mono_now},
+    scheduler::{set_fifo, wake_promptly},
+};
+
+use super::{Backend, ElectionOptions, Shared, Surroundings, Told};
+use crate::{
+    core::{Core, Input, Notice, Output, Role},
+    peer::PeerMessage,
+};
+
+pub(super) struct ElectionThread<C: Core, B> {
+    core: C,
+    backend: B,
+    inbox: mpsc::Receiver<Input<C::Event>>,
+    surroundings: Box<dyn Surroundings>,
+    shared: Arc<Shared>,
+    options: ElectionOptions,
+    /// Until when a send may still be outstanding, after the fence was closed for a hand-over.
+    drain_until: Option<MonoNs>,
+    state_at: MonoNs,
+    stalls: Histogram<u64>,
+    alarming_stalls: u64,
+    is_closing: bool,
+}
+
+impl<C, B> ElectionThread<C, B>
+where
+    C: Core + Send + 'static,
+    C::Event: Send + 'static,
+    B: Backend<C::Request> + 'static,
+{
+    pub(super) fn new(
+        core: C,
+        backend: B,
+        inbox: mpsc::Receiver<Input<C::Event>>,
+        surroundings: Box<dyn Surroundings>,
+        shared: Arc<Shared>,
+        options: ElectionOptions,
+    ) -> Self {
+        let stalls = Histogram::new_with_bounds(1, STALL_NS_MAX, 2).unwrap_or_else(|_| unreachable!("sound bounds"));
+        Self {
+            core,
+            backend,
+            inbox,
+            surroundings,
+            shared,
+            options,
+            drain_until: None,
+            state_at: MonoNs(0),
+            stalls,
+            alarming_stalls: 0,
+            is_closing: false,
+        }
+    }
+
+    pub(super) fn launch(self) -> io::Result<()> {
+        let name = format!("mdgw-elect-{}", self.options.name);
+        std::thread::Builder::new().name(name).spawn(move || {
+            let mut thread = self;
+            // However it ends, the fence is closed then and everybody knows; and what the backend holds, as a session's
+            // place, is given up only after that.
+            let _end = EndOnDrop(Arc::clone(&thread.shared));
+            thread.run();
+        })?;
+        Ok(())
+    }
+
+    fn run(&mut self) {
+        self.take_place();
+        self.backend.begin();
+        // What it was told before it began.
+        while let Ok(input) = self.inbox.try_recv() {
+            self.take(input);
+        }
+        let mut woke_at = mono_now();
+        loop {
+            self.surroundings.goes_round();
+            self.tell_time();
+            let now = mono_now();
+            self.note_round(now.since(woke_at));
+            if self.core.view().role == Role::Closed && self.is_closing {
+                return;
+            }
+            let wake_at = self.wake_at(now);
+            let heard = self.inbox.recv_timeout(Duration::from_nanos(wake_at.since(now)));
+            woke_at = mono_now();
+            self.note_stall(woke_at.since(wake_at));
+            match heard {
+                Ok(input) => {
+                    self.take(input);
+                    // All that has come is known before anything is decided.
+                    while let Ok(input) = self.inbox.try_recv() {
+                        self.take(input);
+                    }
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// Its core and its priority, where they can be had.
+    fn take_place(&self) {
+        if let Some(core) = self.options.core
+            && let Err(error) = pin_to(core)
+        {
+            tracing::warn!(%error, "the election thread is not pinned");
+        }
+        wake_promptly();
+        if let Some(priority) = self.options.fifo_priority
+            && let Err(error) = set_fifo(priority)
+        {
+            tracing::warn!(%error, "the election thread is not real-time: other work may make it late");
+        }
+    }
+
+    fn wake_at(&self, now: MonoNs) -> MonoNs {
+        let drain = self.drain_until.map(|until| until.min(now.plus(DRAIN_POLL_NS)));
+        let next = [self.core.next_deadline(), drain, Some(self.state_at)].into_iter().flatten().min();
+        // A core that wants to be told at once has just been.
+        let (earliest, latest) = (now.plus(STEP_NS_MIN), now.plus(IDLE_NS_MAX));
+        next.map_or(latest, |next| next.clamp(earliest, latest))
+    }
+
+    fn take(&mut self, input: Input<C::Event>) {
+        self.is_closing |= matches!(input, Input::Close);
+        let outputs = self.core.step(mono_now(), input);
+        self.carry_out(outputs);
+    }
+
+    fn tell_time(&mut self) {
+        let now = mono_now();
+        if let Some(until) = self.drain_until {
+            let positions = self.surroundings.drained();
+            let positions = positions.or_else(|| (now >= until).then(|| self.surroundings.positions()));
+            if let Some(positions) = positions {
+                self.drain_until = None;
+                self.take(Input::Drained { positions });
+            }
+        }
+        if now >= self.state_at {
+            // Twice per renewal: an heir's lease counts from the stamp in it, so each millisecond of its age is lost.
+            self.state_at = now.plus(self.options.timing.renew_ns / 2);
+            self.take(Input::ClockRate { error_ppm: clock::rate_correction_ppm() });
+            if let Some(epoch) = self.surroundings.heard() {
+                self.take(Input::Heard(epoch));
+            }
+            let state = self.core.peer_state(now);
+            for peer in &self.options.peers {
+                self.surroundings.to_peer(*peer, PeerMessage::State(state.clone()));
+            }
+        }
+        let outputs = self.core.step(mono_now(), Input::Time);
+        self.carry_out(outputs);
+        let view = self.core.view();
+        let has_changed = self.shared.state().view != view;
+        if has_changed {
+            self.surroundings.known(view.epoch);
+            self.shared.change(|state| state.view = view);
+        }
+    }
+
+    fn carry_out(&mut self, outputs: Vec<Output<C::Request>>) {
+        let fence = Arc::clone(&self.shared.fence);
+        for output in outputs {
+            match output {
+                Output::Renew { deadline } => {
+                    self.surroundings.guard(fence.epoch(), Some(deadline));
+                    fence.renew(deadline);
+                }
+                Output::Close { epoch, reason } => {
+                    fence.close();
+                    self.surroundings.guard(epoch, None);
+                    self.surroundings.fence_moved();
+                    self.publish_view();
+                    self.shared.tell_listeners(Told::Lost(epoch, reason), None);
+                    self.surroundings.leadership(epoch, Some(reason));
+                    tracing::warn!(group = self.options.name, epoch = epoch.count(), ?reason, "leads no more");
+                }
+                Output::Open { epoch, deadline } => {
+                    let limit = Duration::from_nanos(self.options.listeners_ns_max);
+                    self.shared.tell_listeners(Told::Gained(epoch), Some(limit));
+                    self.surroundings.guard(epoch, Some(deadline));
+                    fence.open(epoch, deadline);
+                    self.surroundings.fence_moved();
+                    self.publish_view();
+                    self.surroundings.leadership(epoch, None);
+                    tracing::info!(group = self.options.name, epoch = epoch.count(), "leads");
+                }
+                Output::OthersEnded { epoch, positions } => self.surroundings.others_ended(epoch, &positions),
+                Output::Drain => self.drain_until = Some(mono_now().plus(self.options.timing.send_ns_max)),
+                Output::Request(request) => self.backend.ask(request),
+                Output::Peer { to, message } => self.surroundings.to_peer(to, message),
+                Output::Connection(state) => {
+                    let epoch = self.core.view().epoch;
+                    tracing::info!(group = self.options.name, ?state, "connection of the election");
+                    self.shared.tell_listeners(Told::Connection(epoch, state), None);
+                }
+                Output::Notice(notice) => self.note(&notice),
+            }
+        }
+    }
+
+    fn note(&mut self, notice: &Notice) {
+        match notice {
+            Notice::OnPromises => tracing::error!(alarm = "store-lost", group = self.options.name, "{notice}"),
+            Notice::Obstacle(obstacle) if !obstacle.passes() => {
+                tracing::error!(alarm = "does-not-stand", group = self.options.name, "{notice}");
+            }
+            _ => tracing::warn!(group = self.options.name, "{notice}"),
+        }
+        if let Notice::HandOverFailed { why, .. } = notice {
+            self.shared.change(|state| state.hand_over_failed = Some((*why).to_owned()));
+        }
+        self.surroundings.notice(notice);
+    }
+
+    fn publish_view(&self) {
+        let view = self.core.view();
+        self.shared.change(|state| state.view = view);
+    }
+
+    /// How late it woke, whatever woke it; 0: in time.
+    fn note_stall(&mut self, stall_ns: u64) {
+        if stall_ns == 0 {
+            return;
+        }
+        self.stalls.saturating_record(stall_ns);
+        let is_alarming = self.is_alarming(stall_ns);
+        if is_alarming {
+            let group = &self.options.name;
+            tracing::warn!(alarm = "election-late", group, stall_ns, "the election thread woke late");
+        }
+        self.publish_stalls(is_alarming);
+    }
+
+    /// How long it was busy with what had come: later than that nothing else could be done in time.
+    fn note_round(&mut self, round_ns: u64) {
+        if self.is_alarming(round_ns) {
+            self.stalls.saturating_record(round_ns);
+            let group = &self.options.name;
+            tracing::warn!(alarm = "election-late", group, round_ns, "the election thread was held up in its work");
+            self.publish_stalls(true);
+        }
+    }
+
+    /// More than half of what is set aside for it.
+    fn is_alarming(&self, late_ns: u64) -> bool {
+        late_ns > self.options.timing.margin_ns / 2
+    }
+
+    fn publish_stalls(&mut self, is_alarming: bool) {
+        self.alarming_stalls += u64::from(is_alarming);
+        if is_alarming || self.stalls.len().is_multiple_of(STALLS_PER_PUBLICATION) {
+            let (stalls, alarming) = (self.stalls.clone(), self.alarming_stalls);
+            let mut state = self.shared.state();
+            state.stalls = Some(stalls);
+            state.alarming_stalls = alarming;
+        }
+    }
+}
+
+struct EndOnDrop(Arc<Shared>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+/// A minute: later wake-ups are held there.
+const STALL_NS_MAX: u64 = 60_000_000_000;
+/// It looks around so often whatever happens.
+const IDLE_NS_MAX: u64 = 100_000_000;
+/// No core can keep it from its inbox.
+const STEP_NS_MIN: u64 = 20_000;
+/// How often it looks whether sends are outstanding.
+const DRAIN_POLL_NS: u64 = 50_000;
+const STALLS_PER_PUBLICATION: u64 = 64;

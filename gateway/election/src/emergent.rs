@@ -1,0 +1,455 @@
+//! Membership without a store: the oldest live member leads while there are enough of them. The core of the backend
+//! `emergent`; pure: see [`Core`].
+//!
+//! ```text
+//!               welcomed, or founds             excluded, yields, handed over
+//!   Joining ───────────────────────► Member ───────────────────────────────────► Joining
+//!                                       oldest live member: coordinator
+//!                                       coordinator with enough heartbeats: leader
+//! ```
+//! It prefers availability: while the network is split, each side that has the minimum size has a leader, and receivers'
+//! epochs pick one. Hence the configuration must say `allow_split`, and this is said at start and in the status.
+//!
+//! - Only a node told so founds, after it has tried to join; its age is 1. Everybody else is given the youngest's plus one
+//!   by the coordinator, which answers when all live members have the new list, or after a bound.
+//! - The list has a version, which heartbeats carry; who missed one is sent it.
+//! - Only the coordinator marks members failed. When all older ones are silent the next in age claims. Others follow a claim
+//!   when those are silent to themselves too, and a leader follows none while its fence is open: a member that was cut off
+//!   alone, and is heard again, displaces nobody.
+//! - Each heartbeat echoes the coordinator's last one, and with it goes a promise: to follow nobody else for one failure
+//!   time-out. A leader's fence deadline: when those of its heartbeats were sent that the minimum size echoes, itself
+//!   included and having its list, plus the failure time-out, less M. A member that has just started echoes nothing for one
+//!   failure time-out: an earlier start of it may have promised.
+//! - So with a minimum size of more than half of all nodes two never lead at once, whatever the network does; with a smaller one
+//!   two sides of a split can.
+//! - Coordinators probe failed members; of two sides that meet again the smaller one stops and rejoins as youngest.
+//!
+//! Modules: [`list`], [`message`], [`timing`], `joining` (as a newcomer), `membership` (heartbeats, silence, claims),
+//! `coordinator` (joins, failures, probes), `merge` (a split that heals), `leading` (epoch and fence), [`datagrams`] (UDP).
+//!
+//! What it does not do: leave by fitness, or choose whom to hand over to; it is always the next in age.
+
+mod coordinator;
+pub mod datagrams;
+mod joining;
+mod leading;
+pub mod list;
+mod membership;
+mod merge;
+pub mod message;
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+pub mod timing;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    net::SocketAddr,
+};
+
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
+
+use self::{
+    joining::Joining,
+    leading::{Leadership, Outranked},
+    list::{ListVersion, MemberList},
+    membership::Heard,
+    merge::Yielding,
+    message::{Letter, Message},
+    timing::EmergentTiming,
+};
+use super::{
+    core::{CloseReason, ConnectionState, Core, Input, Notice, Obstacle, Output, Pin, Progress, Role, View},
+    fitness::{Fitness, Standing},
+    identity::{Incarnation, Member, NodeId},
+    peer::PeerState,
+    record::{ConfigurationMark, PeerStamp},
+};
+use crate::identity::DeathNotice;
+
+/// What a gateway brings into the membership of one group.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct EmergentConfig {
+    /// This start of this gateway.
+    pub member: Member,
+    /// Where others reach it.
+    pub address: SocketAddr,
+    /// Whom it asks to be let in; itself doesn't count.
+    pub seeds: Vec<SocketAddr>,
+    /// What it does when nobody lets it in.
+    pub founding: Founding,
+    /// How often it asks, doubling the pause each time, before it founds or tells that nobody lets it in.
+    pub join_attempts: u32,
+    /// Members, itself included, without which nobody leads.
+    pub minimum_size: usize,
+    /// Checked.
+    pub timing: EmergentTiming,
+    /// The highest epoch in this gateway's own log.
+    pub own_epoch: Epoch,
+    /// What it publishes.
+    pub configuration: ConfigurationMark,
+    /// `allow_split`: that two leaders can exist across a split for a while has been read and is wanted.
+    pub allow_split: bool,
+}
+
+impl EmergentConfig {
+    /// Whether it can work, and whether whoever wrote it knows what this backend is.
+    ///
+    /// # Errors
+    /// Says what is missing.
+    pub fn check(&self) -> Result<(), EmergentConfigError> {
+        if !self.allow_split {
+            return Err(EmergentConfigError::SplitNotAllowed);
+        }
+        if !(1..=list::MEMBERS_MAX).contains(&self.minimum_size) {
+            return Err(EmergentConfigError::MinimumSize { minimum_size: self.minimum_size });
+        }
+        let asks = self.seeds.iter().any(|seed| *seed != self.address);
+        if !asks && self.founding == Founding::Joins {
+            return Err(EmergentConfigError::NoSeed);
+        }
+        Ok(self.timing.check()?)
+    }
+}
+
+/// A configuration that is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EmergentConfigError {
+    /// Not what most users want.
+    #[error(
+        "the backend `emergent` prefers availability: across a split of the network two gateways can lead for a while, and \
+         receivers take the higher epoch. Where that is wanted say `allow_split = true`; else take another backend"
+    )]
+    SplitNotAllowed,
+    /// None, or more than there can be.
+    #[error("minimum size {minimum_size} must be 1 to {}", list::MEMBERS_MAX)]
+    MinimumSize {
+        /// What was asked for.
+        minimum_size: usize,
+    },
+    /// It would never be let in.
+    #[error("a node that doesn't found needs a seed besides itself")]
+    NoSeed,
+    /// Times that don't fit together.
+    #[error(transparent)]
+    Timing(#[from] timing::EmergentTimingError),
+}
+
+/// What a node does that nobody let in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Founding {
+    /// It founds: exactly one node of a group is told so.
+    Founds,
+    /// It goes on asking, at the longest pause.
+    #[default]
+    Joins,
+}
+
+/// A letter to be sent: a datagram, which may be lost.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Post {
+    /// Where to.
+    pub to: SocketAddr,
+    /// What.
+    pub letter: Box<Letter>,
+}
+
+/// One gateway's part in the membership of one group.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Emergent {
+    config: EmergentConfig,
+    phase: Phase,
+    leadership: Option<Leadership>,
+    outranked: Outranked,
+    standing: Standing,
+    fitness: Fitness,
+    progress: Progress,
+    clock_error_ppm: u32,
+    pin: Pin,
+    connection: ConnectionState,
+    obstacle: Option<Obstacle>,
+    /// The highest epoch known: own, of letters, heard on the wire.
+    known_epoch: Epoch,
+    /// Letters sent, of which each has its number.
+    letters: u64,
+    /// When the first input came.
+    started_at: Option<MonoNs>,
+    /// The last letter taken of each node: what was taken once is not taken again.
+    taken: BTreeMap<NodeId, (Incarnation, u64)>,
+    /// Processes known to have ended.
+    dead: BTreeSet<(NodeId, Incarnation)>,
+    outputs: Vec<Output<Post>>,
+    #[cfg(test)]
+    pub(crate) without: Option<Safeguard>,
+}
+
+/// What a gateway is doing. Everything that belongs to a phase ends with it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Phase {
+    /// Asks to be let in.
+    Joining(Joining),
+    /// On the list.
+    Member(Box<Membership>),
+    /// Closed by its owner.
+    Closed,
+}
+
+/// A member's view.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Membership {
+    list: MemberList,
+    /// The most that any list of this membership had.
+    live_count_max: usize,
+    heard: BTreeMap<NodeId, Heard>,
+    /// As coordinator: counts of our last heartbeats, and when each was sent.
+    beaten: VecDeque<(u64, MonoNs)>,
+    heartbeat_at: MonoNs,
+    probe_at: MonoNs,
+    /// Who wants a heartbeat though it isn't its turn.
+    asked_by: BTreeSet<NodeId>,
+    acknowledged: BTreeMap<NodeId, ListVersion>,
+    pending: Vec<coordinator::PendingJoin>,
+    /// Joins that were answered, by their nonce: the answer may be lost.
+    welcomed: BTreeMap<NodeId, u64>,
+    yielding: Option<Yielding>,
+    /// A hand-over waits until no send is outstanding.
+    is_leaving: bool,
+}
+
+/// What tests can switch off, to show that it is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Safeguard {
+    /// A side of any size leads.
+    MinimumSize,
+    /// A leader's fence stays open whomever it hears.
+    HeartbeatDeadline,
+    /// No side of a healed split stops.
+    SmallerSideYields,
+    /// Any claim is followed, whoever it displaces.
+    SilentHereToo,
+    /// A leader counts on heartbeats that it has, whether its own arrive or not.
+    Echo,
+    /// A member that has just started promises at once.
+    SitsOut,
+}
+
+impl Emergent {
+    /// A candidacy that begins with the first input.
+    ///
+    /// # Errors
+    /// As [`EmergentConfig::check`].
+    pub fn new(config: EmergentConfig) -> Result<Self, EmergentConfigError> {
+        config.check()?;
+        Ok(Self {
+            phase: Phase::Joining(Joining::new()),
+            leadership: None,
+            outranked: Outranked::default(),
+            standing: Standing::Joins,
+            fitness: Fitness::default(),
+            progress: Progress::Running,
+            clock_error_ppm: 0,
+            pin: Pin::Free,
+            connection: ConnectionState::Starting,
+            obstacle: None,
+            known_epoch: config.own_epoch,
+            letters: 0,
+            started_at: None,
+            taken: BTreeMap::new(),
+            dead: BTreeSet::new(),
+            outputs: Vec::new(),
+            #[cfg(test)]
+            without: None,
+            config,
+        })
+    }
+
+    /// What is done because time has passed or something has changed.
+    fn advance(&mut self, now: MonoNs) {
+        self.started_at.get_or_insert(now);
+        self.end_of_deadline(now);
+        match &self.phase {
+            Phase::Joining(_) => self.go_on_joining(now),
+            Phase::Member(_) => {
+                self.claim_if_older_are_silent(now);
+                self.coordinate(now);
+                self.go_on_yielding(now);
+                self.lead(now);
+                self.beat(now);
+            }
+            Phase::Closed => {}
+        }
+    }
+
+    fn take(&mut self, now: MonoNs, letter: Letter) {
+        let Letter { from, address, to, number, message } = letter;
+        let ours = &self.config.member;
+        let is_for_us = to.is_none_or(|incarnation| incarnation == ours.incarnation);
+        let last = self.taken.get(&from.node);
+        let is_new = last.is_none_or(|last| *last < (from.incarnation, number));
+        if from.node == ours.node || !is_for_us || !is_new || self.dead.contains(&(from.node, from.incarnation)) {
+            return;
+        }
+        self.taken.insert(from.node, (from.incarnation, number));
+        match message {
+            Message::Join { nonce } => self.on_join(now, from, address, nonce),
+            Message::Redirect { nonce, coordinator } => self.on_redirect(now, nonce, coordinator),
+            Message::Welcome { nonce, list, epoch } => self.on_welcome(now, nonce, list, epoch),
+            Message::Heartbeat(heartbeat) => self.on_heartbeat(now, &from, address, &heartbeat),
+            Message::List(list) => self.on_list(now, &from, address, list),
+            Message::Acknowledge(version) => self.on_acknowledge(&from, version),
+            Message::Leave => self.on_leave(now, &from),
+            Message::Ended { epoch, positions } if self.is_led_by(&from) => {
+                self.outputs.push(Output::OthersEnded { epoch, positions });
+            }
+            Message::Ended { .. } => {}
+            Message::Probe(side) => self.on_probe(now, &side),
+            Message::Dissolve { winner } => self.on_dissolve(now, &from, winner),
+        }
+    }
+
+    fn send(&mut self, to: SocketAddr, incarnation: Option<Incarnation>, message: Message) {
+        self.letters += 1;
+        let letter = Letter {
+            from: self.config.member.clone(),
+            address: self.config.address,
+            to: incarnation,
+            number: self.letters,
+            message,
+        };
+        self.outputs.push(Output::Request(Post { to, letter: Box::new(letter) }));
+    }
+
+    fn membership(&self) -> Option<&Membership> {
+        if let Phase::Member(membership) = &self.phase { Some(membership) } else { None }
+    }
+
+    fn membership_mut(&mut self) -> Option<&mut Membership> {
+        if let Phase::Member(membership) = &mut self.phase { Some(membership) } else { None }
+    }
+
+    fn is_coordinator(&self) -> bool {
+        self.is_led_by(&self.config.member)
+    }
+
+    fn is_led_by(&self, member: &Member) -> bool {
+        let coordinator = self.membership().and_then(|membership| membership.list.coordinator());
+        coordinator.is_some_and(|coordinator| coordinator.member == *member)
+    }
+
+    fn died(&mut self, now: MonoNs, notice: DeathNotice) {
+        if notice.holder != self.config.member.node {
+            self.dead.insert((notice.holder, notice.incarnation));
+            self.know(notice.epoch);
+        }
+        self.advance(now);
+    }
+
+    fn know(&mut self, epoch: Epoch) {
+        if epoch > self.known_epoch {
+            self.known_epoch = epoch;
+        }
+    }
+
+    fn connect(&mut self, state: ConnectionState) {
+        if self.connection != state {
+            self.connection = state;
+            self.outputs.push(Output::Connection(state));
+        }
+    }
+
+    fn obstruct(&mut self, obstacle: Option<Obstacle>) {
+        if self.obstacle != obstacle {
+            if let Some(obstacle) = &obstacle {
+                self.outputs.push(Output::Notice(Notice::Obstacle(obstacle.clone())));
+            }
+            self.obstacle = obstacle;
+        }
+    }
+
+    fn close(&mut self, now: MonoNs) {
+        self.close_fence(CloseReason::Released);
+        self.leave(now);
+        self.phase = Phase::Closed;
+    }
+
+    #[cfg(test)]
+    fn lacks(&self, safeguard: Safeguard) -> bool {
+        self.without == Some(safeguard)
+    }
+
+    #[cfg(not(test))]
+    #[allow(clippy::unused_self, reason = "in tests it is used")]
+    fn lacks(&self, _: Safeguard) -> bool {
+        false
+    }
+}
+
+impl Core for Emergent {
+    type Event = Letter;
+    type Request = Post;
+
+    fn step(&mut self, now: MonoNs, input: Input<Letter>) -> Vec<Output<Post>> {
+        self.advance(now);
+        match input {
+            Input::Backend(letter) => self.take(now, letter),
+            Input::Died(notice) => self.died(now, notice),
+            Input::Standing(standing) => self.standing = standing,
+            Input::ClockRate { error_ppm } => self.clock_error_ppm = error_ppm,
+            Input::Progress(progress) => self.progress = progress,
+            Input::Heard(epoch) => self.know(epoch),
+            Input::HandOver(target) => self.hand_over(target),
+            Input::Drained { positions } => self.drained(now, positions),
+            Input::Pin(pin) => self.pin = pin,
+            Input::Close => self.close(now),
+            Input::Fitness(fitness) => self.fitness = fitness,
+            // Nobody is admitted by hand, and the pair link has no say.
+            Input::Time | Input::Peer { .. } | Input::Admit(..) | Input::Placed(_) | Input::Differs(_) => {}
+        }
+        self.advance(now);
+        std::mem::take(&mut self.outputs)
+    }
+
+    fn next_deadline(&self) -> Option<MonoNs> {
+        let own = match &self.phase {
+            Phase::Joining(joining) => Some(joining.next_at()),
+            Phase::Member(membership) => Some(self.next_of_member(membership)),
+            Phase::Closed => None,
+        };
+        let fence = self.leadership.map(|leadership| leadership.deadline);
+        own.into_iter().chain(fence).min()
+    }
+
+    fn peer_state(&self, now: MonoNs) -> PeerState {
+        let EmergentConfig { member, configuration, .. } = &self.config;
+        let (standing, fitness, configuration) = (self.standing, self.fitness, *configuration);
+        PeerState { member: member.clone(), standing, fitness, configuration, stamp: PeerStamp(now.0) }
+    }
+
+    fn view(&self) -> View {
+        let list = self.membership().map(|membership| &membership.list);
+        let enough = list.is_some_and(|list| list.live_count() >= self.config.minimum_size);
+        let obstacle = self.what_stands_against().or_else(|| self.obstacle.clone());
+        View {
+            role: match &self.phase {
+                Phase::Closed => Role::Closed,
+                _ if self.leadership.is_some() => Role::Leader,
+                Phase::Member(_) if obstacle.is_none() => Role::Candidate,
+                _ => Role::Bystander,
+            },
+            epoch: self.known_epoch,
+            leader: list.filter(|_| enough).and_then(|list| Some(list.coordinator()?.member.clone())),
+            heir: None,
+            participants: list.map_or_else(BTreeMap::new, |list| {
+                list.live().map(|listed| (listed.member.node, listed.member.name.clone())).collect()
+            }),
+            connection: self.connection,
+            pin: self.pin,
+            obstacle,
+            fitness: self.fitness,
+            ..View::default()
+        }
+    }
+}

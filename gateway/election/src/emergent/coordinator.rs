@@ -1,0 +1,168 @@
+//! As the coordinator, the oldest live member: let nodes in, mark members failed, probe those.
+
+use std::net::SocketAddr;
+
+use mdgw_feeds::time::MonoNs;
+
+use super::{
+    Emergent,
+    list::ListVersion,
+    membership::Heard,
+    message::{Message, Side},
+};
+use crate::identity::{Member, NodeId};
+
+/// A node that is on the list and not yet told so.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct PendingJoin {
+    pub(super) member: Member,
+    pub(super) address: SocketAddr,
+    pub(super) nonce: u64,
+    /// All others must have this list, or a newer one.
+    pub(super) version: ListVersion,
+    pub(super) since: MonoNs,
+}
+
+impl Emergent {
+    /// What a coordinator does as time passes.
+    pub(super) fn coordinate(&mut self, now: MonoNs) {
+        if self.is_coordinator() {
+            self.mark_silent(now);
+            self.answer_joins(now);
+            self.probe(now);
+        }
+    }
+
+    pub(super) fn on_join(&mut self, now: MonoNs, from: Member, address: SocketAddr, nonce: u64) {
+        let ours = self.config.member.node;
+        let is_coordinator = self.is_coordinator();
+        let Some(membership) = self.membership_mut() else { return };
+        if !is_coordinator {
+            if let Some(coordinator) = membership.list.coordinator().map(|listed| listed.address) {
+                self.send(address, Some(from.incarnation), Message::Redirect { nonce, coordinator });
+            }
+            return;
+        }
+        if membership.yielding.is_some() || membership.is_leaving {
+            return;
+        }
+        let known = membership.list.members.iter().find(|listed| listed.member.node == from.node);
+        // Another node's number, by a mistake in the configuration, or a letter from before a restart.
+        if known.is_some_and(|known| known.member.name != from.name || known.member.incarnation > from.incarnation) {
+            return;
+        }
+        if membership.pending.iter().any(|join| join.member == from && join.nonce == nonce) {
+            return;
+        }
+        if membership.welcomed.get(&from.node) == Some(&nonce) && membership.list.live_member(&from).is_some() {
+            return self.welcome(address, &from, nonce);
+        }
+        membership.pending.retain(|join| join.member.node != from.node);
+        membership.list.let_in(ours, from.clone(), address);
+        let version = membership.list.version;
+        membership.heard.insert(from.node, Heard::nothing(from.node, version, now));
+        membership.live_count_max = membership.live_count_max.max(membership.list.live_count());
+        membership.acknowledged.remove(&from.node);
+        membership.pending.push(PendingJoin { member: from, address, nonce, version, since: now });
+        self.tell_list(now);
+    }
+
+    pub(super) fn on_acknowledge(&mut self, from: &Member, version: ListVersion) {
+        if let Some(membership) = self.membership_mut()
+            && membership.list.live_member(from).is_some()
+        {
+            membership.acknowledged.insert(from.node, version);
+        }
+    }
+
+    pub(super) fn on_leave(&mut self, now: MonoNs, from: &Member) {
+        let is_member = self.membership().is_some_and(|membership| membership.list.live_member(from).is_some());
+        if is_member && self.is_coordinator() {
+            let ours = self.config.member.node;
+            if let Some(membership) = self.membership_mut() {
+                membership.list.remove(ours, from.node);
+                membership.forget_unlisted(now, ours);
+            }
+            self.tell_list(now);
+        }
+    }
+
+    pub(super) fn is_pending(&self, member: &Member) -> bool {
+        self.membership().is_some_and(|membership| membership.pending.iter().any(|join| join.member == *member))
+    }
+
+    /// This side, as others are told.
+    pub(super) fn side(&self) -> Option<Side> {
+        let list = &self.membership()?.list;
+        let coordinator = list.coordinator()?;
+        Some(Side {
+            coordinator: coordinator.member.clone(),
+            address: coordinator.address,
+            age: coordinator.age,
+            live_count: list.live_count(),
+            epoch: self.known_epoch,
+        })
+    }
+
+    fn mark_silent(&mut self, now: MonoNs) {
+        let silence_ns = self.silence_ns();
+        let Some(membership) = self.membership() else { return };
+        let silent: Vec<NodeId> = membership
+            .list
+            .live()
+            .filter(|listed| listed.member != self.config.member && !self.is_pending(&listed.member))
+            .filter(|listed| self.is_silent(membership, listed, now, silence_ns))
+            .map(|listed| listed.member.node)
+            .collect();
+        if !silent.is_empty() {
+            self.fail(now, &silent);
+        }
+    }
+
+    /// Joins that all other live members have acknowledged, or that have waited for long enough.
+    fn answer_joins(&mut self, now: MonoNs) {
+        let bound_ns = self.config.timing.join_ns_max;
+        let ours = self.config.member.clone();
+        let Some(membership) = self.membership_mut() else { return };
+        let is_due = |join: &PendingJoin| {
+            let mut others =
+                membership.list.live().filter(|listed| listed.member != ours && listed.member != join.member);
+            let has_it = |node: &NodeId| membership.acknowledged.get(node).is_some_and(|has| *has >= join.version);
+            let is_pending = |member: &Member| membership.pending.iter().any(|other| other.member == *member);
+            now >= join.since.plus(bound_ns)
+                || others.all(|listed| has_it(&listed.member.node) || is_pending(&listed.member))
+        };
+        let due: Vec<_> = membership.pending.iter().filter(|join| is_due(join)).cloned().collect();
+        for join in &due {
+            membership.pending.retain(|other| other.member != join.member);
+            membership.welcomed.insert(join.member.node, join.nonce);
+            let version = membership.list.version;
+            membership.heard.insert(join.member.node, Heard::nothing(join.member.node, version, now));
+        }
+        for PendingJoin { member, address, nonce, .. } in due {
+            self.welcome(address, &member, nonce);
+        }
+    }
+
+    fn welcome(&mut self, address: SocketAddr, member: &Member, nonce: u64) {
+        let Some(membership) = self.membership() else { return };
+        let list = membership.list.clone();
+        let epoch = self.known_epoch;
+        self.send(address, Some(member.incarnation), Message::Welcome { nonce, list, epoch });
+    }
+
+    /// Failed members may have come back, or live on the other side of a cut.
+    fn probe(&mut self, now: MonoNs) {
+        let probe_ns = self.config.timing.probe_ns;
+        let Some(side) = self.side() else { return };
+        let Some(membership) = self.membership_mut() else { return };
+        if now < membership.probe_at || membership.yielding.is_some() {
+            return;
+        }
+        membership.probe_at = now.plus(probe_ns);
+        let failed: Vec<_> = membership.list.failed().map(|listed| listed.address).collect();
+        for address in failed {
+            self.send(address, None, Message::Probe(side.clone()));
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! As a newcomer: ask the seeds, again and again with longer pauses, until somebody answers.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    net::SocketAddr,
+};
+
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
+
+use super::{Emergent, Founding, Membership, Phase, list::MemberList, membership::Heard, message::Message};
+use crate::core::{CloseReason, ConnectionState, Obstacle};
+
+/// An attempt to be let in.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Joining {
+    attempts: u32,
+    nonce: u64,
+    /// Whom to ask besides the seeds: a coordinator that was named.
+    named: Option<SocketAddr>,
+    next_at: MonoNs,
+}
+
+impl Joining {
+    /// From now on.
+    pub(super) fn new() -> Self {
+        Self { attempts: 0, nonce: 0, named: None, next_at: MonoNs(0) }
+    }
+
+    /// By way of a coordinator that is known.
+    pub(super) fn by(coordinator: SocketAddr) -> Self {
+        Self { named: Some(coordinator), ..Self::new() }
+    }
+
+    /// Asks that coordinator too, at once, unless it does already.
+    pub(super) fn name(&mut self, now: MonoNs, coordinator: SocketAddr) {
+        if self.named != Some(coordinator) {
+            self.named = Some(coordinator);
+            self.next_at = now;
+        }
+    }
+
+    pub(super) fn next_at(&self) -> MonoNs {
+        self.next_at
+    }
+}
+
+impl Emergent {
+    pub(super) fn go_on_joining(&mut self, now: MonoNs) {
+        let Phase::Joining(joining) = &self.phase else { return };
+        if now < joining.next_at {
+            return;
+        }
+        let (attempts, named) = (joining.attempts, joining.named);
+        if attempts >= self.config.join_attempts {
+            if self.config.founding == Founding::Founds {
+                let list = MemberList::founded(self.config.member.clone(), self.config.address);
+                return self.become_member(now, list);
+            }
+            self.connect(ConnectionState::Lost);
+            self.obstruct(Some(Obstacle::NotAdmitted));
+        }
+        let others = self.config.seeds.iter().filter(|seed| **seed != self.config.address);
+        let asked: Vec<_> = named.into_iter().chain(others.copied()).collect();
+        // Numbers of letters are never used twice, so one is as good as a nonce.
+        let nonce = self.letters + 1;
+        let pause_ns = self.pause_ns(attempts, nonce);
+        let next_at = now.plus(pause_ns);
+        self.phase = Phase::Joining(Joining { attempts: attempts.saturating_add(1), nonce, named, next_at });
+        for seed in asked {
+            self.send(seed, None, Message::Join { nonce });
+        }
+    }
+
+    /// Doubles, up to a limit; with up to a half more, so that nodes that started together don't ask together.
+    fn pause_ns(&self, attempts: u32, nonce: u64) -> u64 {
+        let timing = &self.config.timing;
+        let doubled_ns = timing.pause_ns.saturating_mul(1 << attempts.min(20));
+        let pause_ns = doubled_ns.min(timing.pause_ns_max);
+        let member = &self.config.member;
+        let seed = u64::from(member.node.0) << 56 ^ member.incarnation.0 << 24 ^ nonce;
+        pause_ns + scatter(seed) % (pause_ns / 2 + 1)
+    }
+
+    pub(super) fn on_redirect(&mut self, now: MonoNs, nonce: u64, coordinator: SocketAddr) {
+        if let Phase::Joining(joining) = &mut self.phase
+            && joining.nonce == nonce
+        {
+            joining.name(now, coordinator);
+        }
+    }
+
+    pub(super) fn on_welcome(&mut self, now: MonoNs, nonce: u64, list: MemberList, epoch: Epoch) {
+        if !list.is_sound() || list.live_member(&self.config.member).is_none() {
+            return;
+        }
+        let is_awaited = match &self.phase {
+            Phase::Joining(joining) => joining.nonce == nonce,
+            Phase::Member(membership) => membership.yielding.as_ref().is_some_and(|yielding| yielding.nonce == nonce),
+            Phase::Closed => false,
+        };
+        if !is_awaited {
+            return;
+        }
+        self.know(epoch);
+        self.dissolve_own_side();
+        self.become_member(now, list);
+    }
+
+    pub(super) fn become_member(&mut self, now: MonoNs, list: MemberList) {
+        let heard = list
+            .live()
+            .filter(|listed| listed.member != self.config.member)
+            .map(|listed| (listed.member.node, Heard::nothing(listed.member.node, list.version, now)))
+            .collect();
+        self.phase = Phase::Member(Box::new(Membership {
+            live_count_max: list.live_count(),
+            list,
+            heard,
+            beaten: VecDeque::new(),
+            heartbeat_at: now,
+            probe_at: now.plus(self.config.timing.probe_ns),
+            asked_by: BTreeSet::new(),
+            acknowledged: BTreeMap::new(),
+            pending: Vec::new(),
+            welcomed: BTreeMap::new(),
+            yielding: None,
+            is_leaving: false,
+        }));
+        self.obstruct(None);
+        let was_lost = matches!(self.connection, ConnectionState::Lost | ConnectionState::Reconnected);
+        self.connect(if was_lost { ConnectionState::Reconnected } else { ConnectionState::Connected });
+    }
+
+    /// Off the list, whosever word it is: what was known under it counts no more.
+    pub(super) fn rejoin(&mut self, by: SocketAddr) {
+        self.close_fence(CloseReason::Lost);
+        self.connect(ConnectionState::Lost);
+        self.phase = Phase::Joining(Joining::by(by));
+    }
+
+    /// Tells our followers where we have gone, when we have.
+    fn dissolve_own_side(&mut self) {
+        let Some(Membership { list, yielding: Some(yielding), .. }) = self.membership() else { return };
+        let winner = yielding.to;
+        let followers: Vec<_> = list
+            .live()
+            .filter(|listed| listed.member != self.config.member)
+            .map(|listed| (listed.address, listed.member.incarnation))
+            .collect();
+        for (address, incarnation) in followers {
+            self.send(address, Some(incarnation), Message::Dissolve { winner });
+        }
+    }
+}
+
+/// Spreads a number over all of 64 bits (the finisher of SplitMix64).
+fn scatter(number: u64) -> u64 {
+    let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ mixed >> 31
+}

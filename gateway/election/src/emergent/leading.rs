@@ -1,0 +1,204 @@
+//! When the coordinator leads: epoch, fence, hand-over.
+
+use std::collections::BTreeMap;
+
+use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
+
+use super::{Emergent, Membership, Phase, Safeguard, joining::Joining, membership::Heard, message::Message};
+use crate::{
+    core::{CloseReason, Notice, Obstacle, Output, Progress},
+    fitness::Standing,
+    identity::{NodeId, next_epoch},
+    timing::drift_ns,
+};
+
+/// An open fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Leadership {
+    pub(super) epoch: Epoch,
+    pub(super) deadline: MonoNs,
+}
+
+/// Two sides of a split that both are heard outrank each other. Whoever is outranked again lets the other lead for a while,
+/// longer each time: receivers are told by one of them, and not by both in turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Outranked {
+    /// So often, one soon after the other.
+    times: u32,
+    last: MonoNs,
+    /// It doesn't lead before.
+    until: MonoNs,
+}
+
+impl Outranked {
+    fn again(&mut self, now: MonoNs, failure_ns: u64) {
+        let longest_ns = failure_ns << DOUBLINGS_MAX;
+        if now.since(self.last) > 4 * longest_ns {
+            self.times = 0;
+        }
+        // A single forged packet costs no wait.
+        let wait_ns = self.times.checked_sub(1).map_or(0, |times| failure_ns << times.min(DOUBLINGS_MAX));
+        *self = Self { times: self.times.saturating_add(1), last: now, until: now.plus(wait_ns) };
+    }
+}
+
+/// 32 failure time-outs: 3 s with the default timing.
+const DOUBLINGS_MAX: u32 = 5;
+
+impl Emergent {
+    /// Opens, renews or closes, as things stand.
+    pub(super) fn lead(&mut self, now: MonoNs) {
+        let deadline = self.fence_deadline(now);
+        if !self.is_coordinator() || self.is_without_side() {
+            return self.close_fence(CloseReason::Lost);
+        }
+        let obstacle = self.what_stands_against();
+        let is_clear = obstacle.is_none();
+        self.obstruct(obstacle);
+        match self.leadership {
+            // Another side led above us meanwhile: receivers would drop what we say.
+            Some(Leadership { epoch, .. }) if epoch < self.known_epoch => {
+                self.close_fence(CloseReason::Outranked);
+                self.outranked.again(now, self.config.timing.failure_ns);
+            }
+            Some(leadership) if is_clear && deadline > leadership.deadline => {
+                self.leadership = Some(Leadership { deadline, ..leadership });
+                self.outputs.push(Output::Renew { deadline });
+            }
+            _ => {}
+        }
+        if self.leadership.is_none() && is_clear && deadline > now && now >= self.outranked.until {
+            let Some(epoch) = next_epoch(self.config.member.node, [self.known_epoch]) else {
+                return self.obstruct(Some(Obstacle::EpochsUsedUp));
+            };
+            self.known_epoch = epoch;
+            self.leadership = Some(Leadership { epoch, deadline });
+            self.outputs.push(Output::Open { epoch, deadline });
+        }
+    }
+
+    /// Closes a fence whose time is over, before anything else is looked at.
+    pub(super) fn end_of_deadline(&mut self, now: MonoNs) {
+        if self.leadership.is_some_and(|leadership| now >= leadership.deadline) {
+            self.close_fence(CloseReason::Expired);
+        }
+    }
+
+    pub(super) fn close_fence(&mut self, reason: CloseReason) {
+        if let Some(Leadership { epoch, .. }) = self.leadership.take() {
+            self.outputs.push(Output::Close { epoch, reason });
+        }
+    }
+
+    /// When those of our heartbeats were sent that the minimum size echoes, plus the failure time-out, less M. In the past
+    /// where they never were. From the sending, since that is before anybody's promise begins.
+    fn fence_deadline(&self, now: MonoNs) -> MonoNs {
+        let timing = &self.config.timing;
+        let Some(membership) = self.membership() else { return MonoNs(0) };
+        let ring_ns = self.ring_ns_of(membership.list.live_count());
+        let ring_drift_ns = 2 * drift_ns(ring_ns, timing.rate_error_ppm);
+        let open_ns = (timing.failure_ns + ring_ns).saturating_sub(timing.margin_ns + ring_drift_ns);
+        let others_needed = match self.config.minimum_size.saturating_sub(1) {
+            _ if self.lacks(Safeguard::MinimumSize) => 0,
+            _ if self.lacks(Safeguard::HeartbeatDeadline)
+                && membership.list.live_count() >= self.config.minimum_size =>
+            {
+                0
+            }
+            needed => needed,
+        };
+        let mut echoed: Vec<_> = membership.heard.values().filter_map(|heard| self.promised_at(heard)).collect();
+        echoed.sort_unstable_by(|a, b| b.cmp(a));
+        let had = match others_needed.checked_sub(1) {
+            // Alone it renews with its own heartbeats, not at every step.
+            None => Some(MonoNs(membership.heartbeat_at.0.saturating_sub(timing.heartbeat_ns))),
+            // Its own promise is one of them.
+            Some(_) if self.is_sitting_out(now) => None,
+            Some(last) => echoed.get(last).copied(),
+        };
+        had.map_or(MonoNs(0), |had| had.plus(open_ns))
+    }
+
+    fn promised_at(&self, heard: &Heard) -> Option<MonoNs> {
+        if self.lacks(Safeguard::Echo) {
+            return (heard.beat.count > 0).then_some(heard.at);
+        }
+        heard.echoes
+    }
+
+    fn is_without_side(&self) -> bool {
+        self.membership().is_none_or(|membership| membership.yielding.is_some() || membership.is_leaving)
+    }
+
+    pub(super) fn what_stands_against(&self) -> Option<Obstacle> {
+        let error_ppm_max = self.config.timing.rate_error_ppm;
+        if self.standing == Standing::Joins {
+            Some(Obstacle::Joining)
+        } else if self.progress == Progress::Stuck {
+            Some(Obstacle::NoProgress)
+        } else if self.clock_error_ppm > error_ppm_max {
+            Some(Obstacle::ClockRate { error_ppm: self.clock_error_ppm, error_ppm_max })
+        } else {
+            None
+        }
+    }
+
+    /// Leadership goes to the next in age, by leaving and rejoining as the youngest.
+    pub(super) fn hand_over(&mut self, target: Option<NodeId>) {
+        let next = self.membership().and_then(|membership| membership.list.live().nth(1));
+        let next = next.map(|listed| listed.member.node);
+        let failed = |target, why| Output::Notice(Notice::HandOverFailed { target, why });
+        match (self.leadership, next) {
+            (Some(_), Some(next)) if target.is_none_or(|target| target == next) => {
+                self.close_fence(CloseReason::HandedOver);
+                if let Some(membership) = self.membership_mut() {
+                    membership.is_leaving = true;
+                }
+                self.outputs.push(Output::Drain);
+            }
+            (Some(_), Some(_)) => self.outputs.push(failed(target, "it goes to the next in age alone")),
+            (Some(_), None) => self.outputs.push(failed(target, "there is no other live member")),
+            (None, _) => self.outputs.push(failed(target, "this gateway does not lead")),
+        }
+    }
+
+    pub(super) fn drained(&mut self, now: MonoNs, mut positions: BTreeMap<u16, StreamPosition>) {
+        let Some(Membership { is_leaving: true, list, .. }) = self.membership() else { return };
+        let next = list.live().nth(1).map(|listed| (listed.address, listed.member.incarnation));
+        if let Some((next, incarnation)) = next {
+            while positions.len() > POSITIONS_MAX {
+                positions.pop_last();
+            }
+            self.send(next, Some(incarnation), Message::Ended { epoch: self.known_epoch, positions });
+        }
+        self.leave(now);
+        if let Some((next, _)) = next {
+            self.phase = Phase::Joining(Joining::by(next));
+        } else if let Some(membership) = self.membership_mut() {
+            membership.is_leaving = false;
+        }
+    }
+
+    /// Tells the others that we are off the list: nobody has to wait for our silence.
+    pub(super) fn leave(&mut self, now: MonoNs) {
+        let ours = self.config.member.node;
+        let is_coordinator = self.is_coordinator();
+        let Some(membership) = self.membership_mut() else { return };
+        if !is_coordinator {
+            let coordinator = membership.list.coordinator();
+            if let Some((address, incarnation)) = coordinator.map(|listed| (listed.address, listed.member.incarnation))
+            {
+                self.send(address, Some(incarnation), Message::Leave);
+            }
+            return;
+        }
+        if membership.list.live_count() > 1 {
+            membership.list.remove(ours, ours);
+            membership.forget_unlisted(now, ours);
+            self.tell_list(now);
+        }
+    }
+}
+
+/// Channels whose positions fit a letter. Of more, what the next one has heard itself counts.
+const POSITIONS_MAX: usize = 400;

@@ -1,0 +1,306 @@
+//! As a member: send heartbeats, note whose are missing, follow the list, claim when all older ones are silent.
+
+use std::net::SocketAddr;
+
+use mdgw_feeds::time::MonoNs;
+
+use super::{
+    Emergent, Membership, Safeguard,
+    list::{ListVersion, Listed, MemberList},
+    message::{Beat, Heartbeat, Message},
+};
+use crate::identity::{Member, NodeId};
+
+/// The newest that is known of another member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Heard {
+    /// Its last heartbeat; of count 0 before the first.
+    pub(super) beat: Beat,
+    /// When we learned of it.
+    pub(super) at: MonoNs,
+    /// When our own heartbeat was sent that it echoes, having our list: since then it promises us.
+    pub(super) echoes: Option<MonoNs>,
+}
+
+impl Heard {
+    /// Nothing yet, and not silent for any time.
+    pub(super) fn nothing(node: NodeId, version: ListVersion, now: MonoNs) -> Self {
+        Self { beat: Beat { node, count: 0, version, follows: node, echo: 0 }, at: now, echoes: None }
+    }
+}
+
+/// Up to so many live members everybody tells everybody; above, along a ring.
+pub(super) const ALL_TO_ALL_MAX: usize = 8;
+/// Along a ring: to the next and the one after, so that one silent member doesn't cut it.
+const RING_SUCCESSORS: usize = 2;
+
+impl Emergent {
+    /// Sends heartbeats when they are due.
+    pub(super) fn beat(&mut self, now: MonoNs) {
+        let is_coordinator = self.is_coordinator();
+        // Whose promises are not yet enough doesn't wait for others' turns.
+        let wants_promises = is_coordinator && self.leadership.is_none() && self.config.minimum_size > 1;
+        let is_sitting_out = self.is_sitting_out(now);
+        let (heartbeat_ns, known_epoch) = (self.config.timing.heartbeat_ns, self.known_epoch);
+        let doubt_ns = self.config.timing.failure_ns / 2;
+        let ours = self.config.member.clone();
+        let silence_ns = self.silence_ns();
+        // Grows with each, also from one membership to the next of the same start.
+        let own_count = self.letters + 1;
+        let Some(membership) = self.membership_mut() else { return };
+        if now < membership.heartbeat_at {
+            return;
+        }
+        membership.heartbeat_at = now.plus(heartbeat_ns);
+        let is_ring = membership.list.live_count() > ALL_TO_ALL_MAX;
+        let Some(coordinator) = membership.list.coordinator().map(|listed| listed.member.clone()) else { return };
+        let version = membership.list.version;
+        let heard_of_coordinator = membership.heard.get(&coordinator.node).map_or(0, |heard| heard.beat.count);
+        let echo = if is_sitting_out { 0 } else { heard_of_coordinator };
+        let mut beats = vec![Beat { node: ours.node, count: own_count, version, follows: coordinator.node, echo }];
+        if is_ring {
+            beats.extend(membership.heard.values().map(|heard| heard.beat));
+        }
+        if is_coordinator {
+            let oldest = now.0.saturating_sub(silence_ns);
+            membership.beaten.retain(|(_, sent)| sent.0 >= oldest);
+            membership.beaten.push_back((own_count, now));
+        }
+        let asked_by = std::mem::take(&mut membership.asked_by);
+        let position = membership.list.live().position(|listed| listed.member == ours).unwrap_or(0);
+        let live: Vec<_> = membership.list.live().cloned().collect();
+        let mut sent = Vec::new();
+        for (index, listed) in live.iter().enumerate().filter(|(_, listed)| listed.member != ours) {
+            let steps = (index + live.len() - position) % live.len();
+            // Whom we would have to call failed is asked directly first.
+            let age_ns = membership.heard.get(&listed.member.node).map_or(0, |heard| now.since(heard.at));
+            let is_doubted =
+                is_ring && age_ns > silence_ns.saturating_sub(doubt_ns) && (is_coordinator || index < position);
+            let asks = is_doubted || wants_promises;
+            if !is_ring || steps <= RING_SUCCESSORS || asks || asked_by.contains(&listed.member.node) {
+                sent.push((listed.address, listed.member.incarnation, asks));
+            }
+        }
+        for (address, incarnation, asks) in sent {
+            let (coordinator, beats) = (coordinator.clone(), beats.clone());
+            let heartbeat = Heartbeat { version, coordinator, beats, asks, epoch: known_epoch };
+            self.send(address, Some(incarnation), Message::Heartbeat(heartbeat));
+        }
+    }
+
+    pub(super) fn on_heartbeat(&mut self, now: MonoNs, from: &Member, address: SocketAddr, heartbeat: &Heartbeat) {
+        let ours = self.config.member.clone();
+        let Some(membership) = self.membership_mut() else { return };
+        if membership.list.live_member(from).is_none() {
+            // Excluded without knowing it: a member of ours that the list has as failed.
+            if heartbeat.coordinator == ours {
+                let list = membership.list.clone();
+                self.send(address, Some(from.incarnation), Message::List(list));
+            }
+            return;
+        }
+        let is_coordinator = membership.list.coordinator().is_some_and(|listed| listed.member == ours);
+        // It follows somebody else by now: no heartbeat of this side.
+        if is_coordinator && heartbeat.version > membership.list.version {
+            return self.know(heartbeat.epoch);
+        }
+        let mut behind = Vec::new();
+        for beat in &heartbeat.beats {
+            if let Some(heard) = membership.heard.get_mut(&beat.node)
+                && beat.count > heard.beat.count
+            {
+                let has_our_list = is_coordinator && beat.version == membership.list.version;
+                let echoed = membership.beaten.iter().find(|(count, _)| has_our_list && *count == beat.echo);
+                let echoes = heard.echoes.max(echoed.map(|(_, sent)| *sent));
+                *heard = Heard { beat: *beat, at: now, echoes };
+                if is_coordinator && beat.version < membership.list.version {
+                    behind.push(beat.node);
+                }
+            }
+        }
+        if heartbeat.asks {
+            membership.asked_by.insert(from.node);
+            membership.heartbeat_at = now;
+        }
+        if heartbeat.version == membership.list.version {
+            membership.acknowledged.insert(from.node, heartbeat.version);
+        }
+        let list = membership.list.clone();
+        for listed in list.live().filter(|listed| behind.contains(&listed.member.node)) {
+            self.send(listed.address, Some(listed.member.incarnation), Message::List(list.clone()));
+        }
+        self.know(heartbeat.epoch);
+    }
+
+    pub(super) fn on_list(&mut self, now: MonoNs, from: &Member, address: SocketAddr, list: MemberList) {
+        let ours = self.config.member.clone();
+        let Some(membership) = self.membership() else { return };
+        let may_tell = list.version.by == from.node || list.coordinator().is_some_and(|listed| listed.member == *from);
+        if !list.is_sound() || !may_tell || list.version <= membership.list.version {
+            return;
+        }
+        if !self.may_follow(membership, now, &list) {
+            return;
+        }
+        if list.live_member(&ours).is_none() {
+            return self.rejoin(address);
+        }
+        let Some(membership) = self.membership_mut() else { return };
+        let version = list.version;
+        membership.follow(now, &ours, list);
+        self.send(address, Some(from.incarnation), Message::Acknowledge(version));
+    }
+
+    /// Whether nothing that was promised, and no fence that is open, stands against a newer list. A list of our own
+    /// coordinator is always followed. One of somebody else displaces older members: it is followed when those are silent here
+    /// too, have ended, or follow somebody else themselves.
+    fn may_follow(&self, membership: &Membership, now: MonoNs, list: &MemberList) -> bool {
+        let (Some(present), Some(next)) = (membership.list.coordinator(), list.coordinator()) else { return true };
+        if self.lacks(Safeguard::SilentHereToo) || list.version.by == present.member.node {
+            return true;
+        }
+        if present.member == self.config.member {
+            return self.leadership.is_none();
+        }
+        let maker = list.members.iter().find(|listed| listed.member.node == list.version.by);
+        let is_displaced = |listed: &Listed| {
+            let is_older = maker.is_some_and(|maker| listed.age < maker.age);
+            listed.member != self.config.member && is_older && list.live_member(&listed.member).is_none()
+        };
+        let is_replaced = |listed: &Listed| listed.member == present.member && next.member != present.member;
+        let limit_ns = self.silence_ns();
+        let mut displaced = membership.list.live().filter(|listed| is_displaced(listed) || is_replaced(listed));
+        displaced.all(|listed| {
+            let node = listed.member.node;
+            let follows = membership.heard.get(&node).map_or(node, |heard| heard.beat.follows);
+            follows != node && follows != self.config.member.node || self.is_silent(membership, listed, now, limit_ns)
+        })
+    }
+
+    /// The next in age claims when all older ones are silent.
+    pub(super) fn claim_if_older_are_silent(&mut self, now: MonoNs) {
+        let claim_ns = self.config.timing.claim_ns().saturating_add(self.ring_ns());
+        let Some(membership) = self.membership() else { return };
+        let older: Vec<_> =
+            membership.list.live().take_while(|listed| listed.member != self.config.member).cloned().collect();
+        let all_silent = older.iter().all(|listed| self.is_silent(membership, listed, now, claim_ns));
+        if older.is_empty() || !all_silent {
+            return;
+        }
+        let nodes: Vec<_> = older.iter().map(|listed| listed.member.node).collect();
+        self.fail(now, &nodes);
+    }
+
+    /// Marks those as failed and tells the others.
+    pub(super) fn fail(&mut self, now: MonoNs, nodes: &[NodeId]) {
+        let ours = self.config.member.node;
+        if let Some(membership) = self.membership_mut() {
+            membership.list.mark_failed(ours, nodes);
+            membership.forget_unlisted(now, ours);
+        }
+        self.tell_list(now);
+    }
+
+    /// To all live members but the one that is being let in, which gets it with its welcome.
+    pub(super) fn tell_list(&mut self, now: MonoNs) {
+        let leads = self.leadership.is_some();
+        let Some(membership) = self.membership_mut() else { return };
+        if !leads {
+            // Whose promises are missing asks for them under the new list.
+            membership.heartbeat_at = now;
+        }
+        let list = membership.list.clone();
+        for listed in list.live() {
+            if listed.member != self.config.member && !self.is_pending(&listed.member) {
+                self.send(listed.address, Some(listed.member.incarnation), Message::List(list.clone()));
+            }
+        }
+    }
+
+    pub(super) fn is_silent(&self, membership: &Membership, listed: &Listed, now: MonoNs, limit_ns: u64) -> bool {
+        let heard = membership.heard.get(&listed.member.node);
+        self.dead.contains(&(listed.member.node, listed.member.incarnation))
+            || heard.is_none_or(|heard| now.since(heard.at) > limit_ns)
+    }
+
+    /// Silent for so long: failed, in the eyes of the coordinator.
+    pub(super) fn silence_ns(&self) -> u64 {
+        self.config.timing.failure_ns.saturating_add(self.ring_ns())
+    }
+
+    /// What is waited more since news goes along the ring: no less than a coordinator counted on while the list was longer.
+    pub(super) fn ring_ns(&self) -> u64 {
+        let live_count = self.membership().map_or(0, |membership| membership.live_count_max);
+        self.ring_ns_of(live_count)
+    }
+
+    /// What news may take along a ring of so many: a heartbeat's time for each two members.
+    pub(super) fn ring_ns_of(&self, live_count: usize) -> u64 {
+        if live_count <= ALL_TO_ALL_MAX {
+            return 0;
+        }
+        let hops = live_count.div_ceil(RING_SUCCESSORS) as u64;
+        self.config.timing.heartbeat_ns.saturating_mul(hops)
+    }
+
+    /// Whether an earlier start of this node may have promised something that still holds.
+    pub(super) fn is_sitting_out(&self, now: MonoNs) -> bool {
+        let is_over = self.started_at.is_some_and(|started_at| now.since(started_at) > self.silence_ns());
+        !is_over && !self.lacks(Safeguard::SitsOut)
+    }
+
+    /// When something is due though nothing comes.
+    pub(super) fn next_of_member(&self, membership: &Membership) -> MonoNs {
+        let timing = &self.config.timing;
+        let heard_at = |listed: &Listed| membership.heard.get(&listed.member.node).map(|heard| heard.at);
+        let mut due = vec![membership.heartbeat_at];
+        due.extend(membership.yielding.as_ref().map(|yielding| yielding.until));
+        if self.is_coordinator() {
+            let silence_ns = self.silence_ns() + 1;
+            let watched = membership.list.live().filter(|listed| !self.is_pending(&listed.member));
+            due.extend(watched.filter_map(heard_at).map(|at| at.plus(silence_ns)));
+            due.extend(membership.pending.iter().map(|join| join.since.plus(timing.join_ns_max)));
+            due.extend(membership.yielding.is_none().then_some(membership.probe_at));
+        } else {
+            let claim_ns = timing.claim_ns().saturating_add(self.ring_ns()) + 1;
+            let older = membership.list.live().take_while(|listed| listed.member != self.config.member);
+            let living = older.filter(|listed| !self.dead.contains(&(listed.member.node, listed.member.incarnation)));
+            due.extend(living.filter_map(heard_at).max().map(|last| last.plus(claim_ns)));
+        }
+        due.into_iter().min().unwrap_or(membership.heartbeat_at)
+    }
+}
+
+impl Membership {
+    /// Takes a newer list over.
+    fn follow(&mut self, now: MonoNs, ours: &Member, list: MemberList) {
+        // Who has rejoined has another age: what was heard of it before counts no more.
+        let was_listed =
+            |listed: &Listed| self.list.live().any(|old| old.member == listed.member && old.age == listed.age);
+        let same: Vec<_> = list.live().filter(|listed| was_listed(listed)).map(|listed| listed.member.node).collect();
+        self.heard.retain(|node, _| same.contains(node));
+        self.list = list;
+        self.forget_unlisted(now, ours.node);
+        if self.list.coordinator().is_some_and(|coordinator| coordinator.member == *ours) {
+            self.heartbeat_at = now;
+        } else {
+            // A coordinator's business.
+            self.pending.clear();
+            self.welcomed.clear();
+            self.beaten.clear();
+            self.heard.values_mut().for_each(|heard| heard.echoes = None);
+            self.yielding = None;
+        }
+    }
+
+    /// Notes begin with the list: of who is new on it from now, of who is off it none.
+    pub(super) fn forget_unlisted(&mut self, now: MonoNs, ours: NodeId) {
+        let live: Vec<_> = self.list.live().map(|listed| listed.member.node).collect();
+        self.heard.retain(|node, _| live.contains(node));
+        self.live_count_max = self.live_count_max.max(live.len());
+        let version = self.list.version;
+        for node in live.into_iter().filter(|node| *node != ours) {
+            self.heard.entry(node).or_insert_with(|| Heard::nothing(node, version, now));
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Times of a membership, and what must hold between them.
+
+use crate::timing::{CLOCK_READ_ERROR_NS, LeaseTiming, RATE_ERROR_PPM, drift_ns};
+
+/// All times in ns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EmergentTiming {
+    /// A heartbeat so often.
+    pub heartbeat_ns: u64,
+    /// Silent for so long: failed.
+    pub failure_ns: u64,
+    /// M: a leader stops so long before it would have to be given up.
+    pub margin_ns: u64,
+    /// Longest time from the fence's check to the return of the send.
+    pub send_ns_max: u64,
+    /// Bound on the error of any clock's rate, parts per million.
+    pub rate_error_ppm: u32,
+    /// Failed members are probed so often.
+    pub probe_ns: u64,
+    /// A join is answered after so long, though not all members have acknowledged it.
+    pub join_ns_max: u64,
+    /// First pause between attempts to join; doubles.
+    pub pause_ns: u64,
+    /// What it doubles to at most.
+    pub pause_ns_max: u64,
+}
+
+impl EmergentTiming {
+    /// Of heartbeats every 20 ms: five of them missing is a failure.
+    pub const DEFAULT: Self = Self {
+        heartbeat_ns: 20_000_000,
+        failure_ns: 100_000_000,
+        margin_ns: 20_000_000,
+        send_ns_max: 10_000_000,
+        rate_error_ppm: RATE_ERROR_PPM,
+        probe_ns: 1_000_000_000,
+        join_ns_max: 500_000_000,
+        pause_ns: 100_000_000,
+        pause_ns_max: 3_000_000_000,
+    };
+
+    /// A lease's times: the failure time-out is its length, a heartbeat comes with each renewal.
+    #[must_use]
+    pub fn of_lease(lease: &LeaseTiming) -> Self {
+        Self {
+            heartbeat_ns: lease.renew_ns,
+            failure_ns: lease.lease_ns,
+            margin_ns: lease.margin_ns,
+            send_ns_max: lease.send_ns_max,
+            rate_error_ppm: lease.rate_error_ppm,
+            ..Self::DEFAULT
+        }
+    }
+
+    /// How long older ones must have been silent before the next in age claims: the failure time-out by the slowest
+    /// clock, and a heartbeat, after which others find them silent too.
+    #[must_use]
+    pub fn claim_ns(&self) -> u64 {
+        let failure_ns = self.failure_ns.saturating_add(drift_ns(self.failure_ns, self.rate_error_ppm));
+        failure_ns.saturating_add(self.heartbeat_ns)
+    }
+
+    /// Whether the older side's fence closes before the next in age claims, and single lost heartbeats fail nobody.
+    ///
+    /// # Errors
+    /// With the arithmetic.
+    pub fn check(&self) -> Result<(), EmergentTimingError> {
+        let Self { heartbeat_ns, failure_ns, margin_ns, send_ns_max, rate_error_ppm, .. } = *self;
+        let drift_ns = 2 * drift_ns(failure_ns, rate_error_ppm);
+        let margin_needed_ns = drift_ns.saturating_add(send_ns_max).saturating_add(CLOCK_READ_ERROR_NS);
+        if margin_ns < margin_needed_ns {
+            return Err(EmergentTimingError::Margin { margin_ns, drift_ns, send_ns_max, margin_needed_ns });
+        }
+        let failure_needed_ns = heartbeat_ns.saturating_mul(3).saturating_add(margin_ns);
+        if heartbeat_ns == 0 || failure_ns < failure_needed_ns {
+            return Err(EmergentTimingError::Failure { failure_ns, heartbeat_ns, margin_ns, failure_needed_ns });
+        }
+        Ok(())
+    }
+}
+
+/// Times that do not fit together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EmergentTimingError {
+    /// A leader could still send when the next one opens.
+    #[error(
+        "margin {margin_ns} ns must be at least clock drift {drift_ns} ns + longest send {send_ns_max} ns + clock read \
+         error {CLOCK_READ_ERROR_NS} ns = {margin_needed_ns} ns"
+    )]
+    Margin {
+        /// M.
+        margin_ns: u64,
+        /// Of two clocks over one failure time-out.
+        drift_ns: u64,
+        /// Longest send.
+        send_ns_max: u64,
+        /// The least margin.
+        margin_needed_ns: u64,
+    },
+    /// One lost heartbeat could be a failure.
+    #[error(
+        "failure time-out {failure_ns} ns must be at least 3 x heartbeat {heartbeat_ns} ns + margin {margin_ns} ns = \
+         {failure_needed_ns} ns, and heartbeats more than 0 apart"
+    )]
+    Failure {
+        /// F.
+        failure_ns: u64,
+        /// Heartbeat.
+        heartbeat_ns: u64,
+        /// M.
+        margin_ns: u64,
+        /// The least time-out.
+        failure_needed_ns: u64,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_that_do_not_fit_are_refused_with_the_arithmetic() {
+        let good = EmergentTiming::DEFAULT;
+        assert_eq!(good.check(), Ok(()));
+        let thin = EmergentTiming { margin_ns: 10_040_999, ..good };
+        assert_eq!(
+            thin.check().unwrap_err().to_string(),
+            "margin 10040999 ns must be at least clock drift 40000 ns + longest send 10000000 ns + clock read error \
+             1000 ns = 10041000 ns"
+        );
+        assert_eq!(EmergentTiming { margin_ns: 10_041_000, ..good }.check(), Ok(()));
+        let hasty = EmergentTiming { failure_ns: 79_999_999, ..good };
+        assert!(hasty.check().unwrap_err().to_string().contains("= 80000000 ns"));
+        assert_eq!(good.claim_ns(), 120_020_000);
+    }
+
+    #[test]
+    fn the_times_of_each_profile_fit() {
+        for (name, lease) in LeaseTiming::PROFILES {
+            assert_eq!(EmergentTiming::of_lease(&lease).check(), Ok(()), "{name}");
+        }
+        assert_eq!(EmergentTiming::of_lease(&LeaseTiming::DEFAULT), EmergentTiming::DEFAULT);
+    }
+}

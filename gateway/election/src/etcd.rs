@@ -1,0 +1,176 @@
+//! A group's record as one key of etcd: compare-and-swap on its modification revision, and a watch. No lease of etcd's:
+//! those are counted by the leader of the store in whole seconds, ours by who holds it.
+
+use std::time::Duration;
+
+use etcd_client::{
+    Certificate, Client, Compare, CompareOp, ConnectOptions, Error, EventType, GetOptions, Identity, KeyValue,
+    TlsOptions, Txn, TxnOp, WatchOptions,
+};
+use mdgw_feeds::identity::GroupId;
+
+use super::{
+    access::{AccessError, EtcdConfig, read},
+    register::{Outcome, RegisterSender, Version, Versioned},
+    store::{StoreClient, StoreRegister, read_outcome, versioned},
+};
+
+/// Opens the register of one group. Returns at once; connections are made behind it.
+///
+/// # Errors
+/// When a file can't be read or the thread can't be started.
+pub fn open(config: &EtcdConfig, group: GroupId, events: RegisterSender) -> Result<StoreRegister, AccessError> {
+    // Pings keep idle connections known as good; etcd refuses clients that ask more often than each 5 s.
+    let mut options = ConnectOptions::new()
+        .with_require_leader(true)
+        .with_keep_alive(PING_INTERVAL, PING_TIMEOUT)
+        .with_auto_token_refresh(true);
+    if let Some(login) = &config.access.login {
+        options = options.with_user(&login.user, login.password()?);
+    }
+    let scheme = if config.tls.is_some() { "https" } else { "http" };
+    if let Some(tls) = &config.tls {
+        let ca = Certificate::from_pem(read("certificate authority", &tls.ca_file)?);
+        let mut tls_options = TlsOptions::new().ca_certificate(ca);
+        if let Some((certificate, key)) = &tls.identity {
+            let identity = Identity::from_pem(read("certificate", certificate)?, read("key", key)?);
+            tls_options = tls_options.identity(identity);
+        }
+        options = options.with_tls(tls_options);
+    }
+    let settings = Settings { scheme, key: config.key(group).into_bytes(), options };
+    Ok(StoreRegister::open::<Node>(config.access.clone(), settings, events)?)
+}
+
+struct Settings {
+    scheme: &'static str,
+    key: Vec<u8>,
+    options: ConnectOptions,
+}
+
+/// A connection to one node.
+#[derive(Clone)]
+struct Node {
+    client: Client,
+    key: Vec<u8>,
+}
+
+impl StoreClient for Node {
+    type Settings = Settings;
+
+    async fn connect(settings: &Settings, endpoint: &str) -> Result<Self, String> {
+        let url = format!("{}://{endpoint}", settings.scheme);
+        let options = Some(settings.options.clone());
+        let client = Client::connect([url], options).await.map_err(|error| reason(&error))?;
+        let node = Self { client, key: settings.key.clone() };
+        // A connection is made when it is used first. Linearizable: a node that has lost the others is of no use.
+        let asked = node.client.kv_client().get(node.key.as_slice(), Some(GetOptions::new().with_keys_only())).await;
+        asked.map_err(|error| reason(&error))?;
+        Ok(node)
+    }
+
+    async fn read(&self) -> Outcome {
+        match self.client.kv_client().get(self.key.as_slice(), None).await {
+            Ok(answer) => read_outcome(answer.kvs().first().map(|found| (version(found), found.value()))),
+            Err(error) => trouble(&error),
+        }
+    }
+
+    async fn compare_and_swap(&self, expected: Version, value: Vec<u8>) -> Outcome {
+        let Ok(revision) = i64::try_from(expected.0) else {
+            return Outcome::Failed(format!("{expected:?} is no revision of etcd"));
+        };
+        // A key that doesn't exist has the revision 0, and so has `Version::NONE`.
+        let is_expected = Compare::mod_revision(self.key.as_slice(), CompareOp::Equal, revision);
+        let put = TxnOp::put(self.key.as_slice(), value, None);
+        match self.client.kv_client().txn(Txn::new().when([is_expected]).and_then([put])).await {
+            Ok(answer) if !answer.succeeded() => Outcome::Refused,
+            Ok(answer) => match answer.header().map(|header| to_version(header.revision())) {
+                Some(version) => Outcome::Swapped(version),
+                None => Outcome::Unknown("the answer of etcd has no revision".to_owned()),
+            },
+            Err(error) => trouble(&error),
+        }
+    }
+
+    async fn watch(&self, tell: impl Fn(Option<Versioned>)) -> String {
+        match self.watch_on(tell).await {
+            Ok(why) => why,
+            Err(error) => reason(&error),
+        }
+    }
+}
+
+impl Node {
+    async fn watch_on(&self, tell: impl Fn(Option<Versioned>)) -> Result<String, Error> {
+        let now = self.client.kv_client().get(self.key.as_slice(), None).await?;
+        let Some(header) = now.header() else { return Ok("the answer of etcd has no revision".to_owned()) };
+        let next = header.revision() + 1;
+        tell_found(now.kvs().first(), &tell);
+        let options = WatchOptions::new().with_start_revision(next);
+        let mut stream = self.client.watch_client().watch(self.key.as_slice(), Some(options)).await?;
+        while let Some(answer) = stream.message().await? {
+            if answer.canceled() {
+                // Also where revisions from there on are compacted away: the next watch begins with a read.
+                return Ok(format!("etcd ended the watch: {}", answer.cancel_reason()));
+            }
+            for event in answer.events() {
+                match event.event_type() {
+                    EventType::Put => tell_found(event.kv(), &tell),
+                    EventType::Delete => tell(None),
+                }
+            }
+        }
+        Ok("etcd closed the watch".to_owned())
+    }
+}
+
+fn tell_found(found: Option<&KeyValue>, tell: &impl Fn(Option<Versioned>)) {
+    match found.map(|found| versioned(version(found), found.value())).transpose() {
+        Ok(record) => tell(record),
+        // Whoever reads is told so.
+        Err(reason) => tracing::warn!(reason, "the election's key in etcd holds something else"),
+    }
+}
+
+fn version(found: &KeyValue) -> Version {
+    to_version(found.mod_revision())
+}
+
+/// Revisions begin at 1.
+fn to_version(revision: i64) -> Version {
+    Version(revision.unsigned_abs())
+}
+
+/// What a failed request means. Only what etcd itself refuses has certainly not happened.
+fn trouble(error: &Error) -> Outcome {
+    let text = reason(error);
+    match error {
+        Error::GRpcStatus(status) if is_refusal(status.message()) => Outcome::Failed(text),
+        _ => Outcome::Unknown(text),
+    }
+}
+
+/// Messages of etcd for requests that it did not carry out.
+fn is_refusal(message: &str) -> bool {
+    REFUSALS.iter().any(|refusal| message.contains(refusal))
+}
+
+const REFUSALS: [&str; 6] = [
+    "etcdserver: permission denied",
+    "etcdserver: invalid auth token",
+    "etcdserver: user name is empty",
+    "etcdserver: mvcc: database space exceeded",
+    "etcdserver: too many requests",
+    "etcdserver: request is too large",
+];
+
+fn reason(error: &Error) -> String {
+    match error {
+        Error::GRpcStatus(status) => format!("{}: {}", status.code(), status.message()),
+        other => other.to_string(),
+    }
+}
+
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+const PING_TIMEOUT: Duration = Duration::from_secs(2);

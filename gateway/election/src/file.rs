@@ -1,0 +1,454 @@
+//! The register of one host: a directory in which each version is a file.
+//!
+//! ```text
+//!   00000000000000000041   older versions stay for a while
+//!   00000000000000000042   the record: the highest version
+//!   new/<pid>-<count>-…    being written; becomes a version by link(2), which fails where that version exists
+//! ```
+//! `link` is the whole compare-and-swap: version n + 1 can be made by one process only, no lock is held that a stopped
+//! process could keep, and a version is whole when it appears. Who was stopped so long that version n + 1 has been made
+//! *and cleared away* finds out by looking for higher versions afterwards. What is being written lies apart, so that a
+//! watch on the directory wakes once for each version.
+//!
+//! Meant for memory (`/dev/shm`): nothing is synced, since what it decides ends with the host. Epochs outlive it in the
+//! gateways' state files.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use mdgw_feeds::identity::GroupId;
+use mdgw_sys::scheduler::spawn_prompt;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::inotify,
+};
+
+use super::{
+    record::{RECORD_BYTES_MAX, Record},
+    register::{Link, Outcome, Register, RegisterEvent, RegisterSender, Ticket, Version, Versioned},
+};
+
+/// Where the record of a group lies, in the directory of all groups' records.
+#[must_use]
+pub fn group_directory(directory: &Path, group: GroupId) -> PathBuf {
+    directory.join(format!("group-{}", group.0))
+}
+
+/// A group's record in a directory. A cold thread of its own does the work, a second one watches.
+#[derive(Debug)]
+pub struct FileRegister {
+    directory: PathBuf,
+    tasks: mpsc::Sender<Task>,
+    stop: Arc<AtomicBool>,
+}
+
+impl FileRegister {
+    /// Opens the directory, or makes it.
+    ///
+    /// # Errors
+    /// When it can't be made or written, or a thread can't be had.
+    pub fn open(directory: impl Into<PathBuf>, events: RegisterSender) -> io::Result<Self> {
+        let directory = directory.into();
+        fs::create_dir_all(directory.join(NEW))?;
+        let (tasks, to_do) = mpsc::channel();
+        let mut store = Store { directory: directory.clone(), written: 0, told: Version::NONE };
+        // Shows now whether it may be written at all.
+        let probe = store.write_new(b"")?;
+        fs::remove_file(probe)?;
+        spawn_prompt("mdgw-register", move || {
+            events(RegisterEvent::Link(Link::Up));
+            for task in to_do {
+                store.carry_out(task, &events);
+            }
+        })?;
+        Ok(Self { directory, tasks, stop: Arc::new(AtomicBool::new(false)) })
+    }
+
+    fn hand_in(&self, task: Task) {
+        // Its thread lives as long as this sender.
+        let _handed = self.tasks.send(task);
+    }
+
+    /// Tells the worker whenever a version appears.
+    fn start_watching(&self) -> io::Result<()> {
+        let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
+        inotify::add_watch(&watch, &self.directory, inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO)?;
+        let (tasks, stop) = (self.tasks.clone(), Arc::clone(&self.stop));
+        spawn_prompt("mdgw-regwatch", move || {
+            let mut buffer = [std::mem::MaybeUninit::uninit(); 4_096];
+            let limit = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+            while !stop.load(Ordering::Relaxed) {
+                let ready = poll(&mut [PollFd::new(&watch, PollFlags::IN)], Some(&limit));
+                let mut reader = inotify::Reader::new(&watch, &mut buffer);
+                while reader.next().is_ok() {}
+                // Looked at even when nothing was seen: a watch that was lost, or a record that was taken away, costs time,
+                // never the truth.
+                if ready.is_ok() && tasks.send(Task::Look).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(())
+    }
+}
+
+impl Drop for FileRegister {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Register for FileRegister {
+    fn read(&mut self, ticket: Ticket) {
+        self.hand_in(Task::Read(ticket));
+    }
+
+    fn compare_and_swap(&mut self, ticket: Ticket, expected: Version, record: &Record) {
+        self.hand_in(Task::Swap { ticket, expected, bytes: record.to_bytes() });
+    }
+
+    fn watch(&mut self) {
+        if let Err(error) = self.start_watching() {
+            tracing::error!(%error, directory = %self.directory.display(), "election: cannot watch; changes are polled for");
+            let (tasks, stop) = (self.tasks.clone(), Arc::clone(&self.stop));
+            std::thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) && tasks.send(Task::Look).is_ok() {
+                    std::thread::sleep(POLL);
+                }
+            });
+        }
+    }
+
+    /// There is no connection.
+    fn reconnect(&mut self) {}
+}
+
+#[derive(Debug)]
+enum Task {
+    Read(Ticket),
+    Swap {
+        ticket: Ticket,
+        expected: Version,
+        bytes: Vec<u8>,
+    },
+    /// Something may have changed.
+    Look,
+}
+
+/// The directory, on the worker's thread.
+#[derive(Debug)]
+struct Store {
+    directory: PathBuf,
+    written: u64,
+    /// The version that was told last, as a change or as the answer to our own swap.
+    told: Version,
+}
+
+impl Store {
+    fn carry_out(&mut self, task: Task, events: &RegisterSender) {
+        match task {
+            Task::Read(ticket) => {
+                let outcome = match self.highest().and_then(|highest| self.newest(highest)) {
+                    Ok(newest) => Outcome::Read(newest),
+                    Err(why) => Outcome::Failed(why),
+                };
+                events(RegisterEvent::Answer { ticket, outcome });
+            }
+            Task::Swap { ticket, expected, bytes } => {
+                let outcome = self.swap(expected, &bytes);
+                if let Outcome::Swapped(version) = outcome {
+                    self.told = version;
+                }
+                events(RegisterEvent::Answer { ticket, outcome });
+            }
+            Task::Look => {
+                let highest = self.highest().unwrap_or_default();
+                if highest != self.told
+                    && let Ok(newest) = self.newest(highest)
+                {
+                    self.told = newest.as_ref().map_or(Version::NONE, |newest| newest.version);
+                    events(RegisterEvent::Changed(newest));
+                }
+            }
+        }
+    }
+
+    fn highest(&self) -> Result<Version, String> {
+        highest_in(&self.directory).map_err(|error| self.said("list", &error))
+    }
+
+    /// The record with the highest version, which was `highest` a moment ago.
+    fn newest(&self, highest: Version) -> Result<Option<Versioned>, String> {
+        let (mut version, mut tries) = (highest, 0);
+        loop {
+            if version == Version::NONE {
+                return Ok(None);
+            }
+            let path = self.path_of(version);
+            let size = fs::metadata(&path).map_or(0, |metadata| metadata.len());
+            if size > RECORD_BYTES_MAX as u64 {
+                return Err(format!("{} is too long for a record", path.display()));
+            }
+            match fs::read(&path) {
+                Ok(bytes) => {
+                    let record = Record::from_bytes(&bytes).map_err(|error| format!("{}: {error}", path.display()))?;
+                    return Ok(Some(Versioned { version, record }));
+                }
+                // Overtaken by so many versions between the two steps that it was cleared away.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && tries < 8 => {
+                    tries += 1;
+                    version = self.highest()?;
+                }
+                Err(error) => return Err(self.said("read", &error)),
+            }
+        }
+    }
+
+    fn swap(&mut self, expected: Version, bytes: &[u8]) -> Outcome {
+        if expected != Version::NONE && !self.path_of(expected).exists() {
+            return Outcome::Refused;
+        }
+        let new = match self.write_new(bytes) {
+            Ok(new) => new,
+            Err(error) => return Outcome::Failed(self.said("write", &error)),
+        };
+        let version = Version(expected.0 + 1);
+        let linked = fs::hard_link(&new, self.path_of(version));
+        let _left_behind = fs::remove_file(&new);
+        match linked {
+            Ok(()) => self.linked(version),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Outcome::Refused,
+            Err(error) => Outcome::Failed(self.said("link", &error)),
+        }
+    }
+
+    /// That version did not exist a moment ago: was it not made yet, or cleared away already?
+    fn linked(&self, version: Version) -> Outcome {
+        match highest_in(&self.directory) {
+            Ok(highest) if highest.0 < version.0 + VERSIONS_KEPT => {
+                if let Some(old) = version.0.checked_sub(VERSIONS_KEPT).filter(|old| *old > 0) {
+                    let _gone_already = fs::remove_file(self.path_of(Version(old)));
+                }
+                Outcome::Swapped(version)
+            }
+            Ok(highest) => {
+                let _gone_already = fs::remove_file(self.path_of(version));
+                Outcome::Unknown(format!("version {} was overtaken by {}", version.0, highest.0))
+            }
+            Err(error) => Outcome::Unknown(self.said("list", &error)),
+        }
+    }
+
+    fn write_new(&mut self, bytes: &[u8]) -> io::Result<PathBuf> {
+        self.written += 1;
+        let path = self.directory.join(NEW).join(format!("{}-{}-{:p}", std::process::id(), self.written, self));
+        fs::write(&path, bytes).or_else(|error| match error.kind() {
+            // Somebody has cleared the directory.
+            io::ErrorKind::NotFound => {
+                fs::create_dir_all(self.directory.join(NEW)).and_then(|()| fs::write(&path, bytes))
+            }
+            _ => Err(error),
+        })?;
+        Ok(path)
+    }
+
+    fn path_of(&self, version: Version) -> PathBuf {
+        self.directory.join(format!("{:020}", version.0))
+    }
+
+    fn said(&self, act: &str, error: &io::Error) -> String {
+        format!("cannot {act} in {}: {error}", self.directory.display())
+    }
+}
+
+fn highest_in(directory: &Path) -> io::Result<Version> {
+    let mut highest = 0;
+    for entry in fs::read_dir(directory)? {
+        let name = entry?.file_name();
+        if let Some(version) = name.to_str().filter(|name| name.len() == 20).and_then(|name| name.parse().ok()) {
+            highest = highest.max(version);
+        }
+    }
+    Ok(Version(highest))
+}
+
+/// Where versions are written, in the directory.
+const NEW: &str = "new";
+/// At 50 renewals a second, more than a second.
+const VERSIONS_KEPT: u64 = 64;
+/// Where a directory can't be watched.
+const POLL: Duration = Duration::from_millis(2);
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::record::tests::{member, record};
+
+    struct Opened {
+        register: FileRegister,
+        events: mpsc::Receiver<RegisterEvent>,
+        tickets: u64,
+    }
+
+    impl Opened {
+        fn in_directory(directory: &Path) -> Self {
+            let (sender, events) = mpsc::channel();
+            let sender: RegisterSender = Arc::new(move |event| drop(sender.send(event)));
+            let register = FileRegister::open(directory, sender).unwrap();
+            let opened = Self { register, events, tickets: 0 };
+            assert_eq!(opened.events.recv().unwrap(), RegisterEvent::Link(Link::Up));
+            opened
+        }
+
+        fn ticket(&mut self) -> Ticket {
+            self.tickets += 1;
+            Ticket(self.tickets)
+        }
+
+        fn answer(&self, to: Ticket) -> Outcome {
+            loop {
+                if let RegisterEvent::Answer { ticket, outcome } = self.events.recv().unwrap() {
+                    assert_eq!(ticket, to);
+                    return outcome;
+                }
+            }
+        }
+
+        fn read(&mut self) -> Option<Versioned> {
+            let ticket = self.ticket();
+            self.register.read(ticket);
+            match self.answer(ticket) {
+                Outcome::Read(newest) => newest,
+                outcome => panic!("{outcome:?}"),
+            }
+        }
+
+        fn swap(&mut self, expected: u64, record: &Record) -> Outcome {
+            let ticket = self.ticket();
+            self.register.compare_and_swap(ticket, Version(expected), record);
+            self.answer(ticket)
+        }
+    }
+
+    #[test]
+    fn one_of_two_wins_each_version() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut opened = [1, 2].map(|_| Opened::in_directory(directory.path()));
+        assert_eq!(opened[0].read(), None);
+        for version in 0..200 {
+            let records = [1, 2].map(|node| record(version + 1, &member(node, 1)));
+            let tickets = [0, 1].map(|side: usize| {
+                let ticket = opened[side].ticket();
+                opened[side].register.compare_and_swap(ticket, Version(version), &records[side]);
+                ticket
+            });
+            let outcomes = [0, 1].map(|side: usize| opened[side].answer(tickets[side]));
+            let winner =
+                outcomes.iter().position(|outcome| *outcome == Outcome::Swapped(Version(version + 1))).unwrap();
+            assert_eq!(outcomes[1 - winner], Outcome::Refused);
+            for side in &mut opened {
+                let newest = side.read().unwrap();
+                assert_eq!((newest.version, &newest.record), (Version(version + 1), &records[winner]));
+            }
+        }
+        let files = fs::read_dir(directory.path()).unwrap().count();
+        assert!(files <= usize::try_from(VERSIONS_KEPT).unwrap() + 2, "{files} files");
+    }
+
+    #[test]
+    fn who_slept_while_its_version_was_made_and_cleared_away_did_not_win() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut opened = Opened::in_directory(directory.path());
+        let record = record(1, &member(1, 1));
+        for version in 0..=VERSIONS_KEPT + 1 {
+            assert_eq!(opened.swap(version, &record), Outcome::Swapped(Version(version + 1)));
+        }
+        assert_eq!(opened.swap(0, &record), Outcome::Unknown("version 1 was overtaken by 66".to_owned()));
+        assert_eq!(opened.read().unwrap().version, Version(VERSIONS_KEPT + 2));
+    }
+
+    #[test]
+    fn changes_of_others_are_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut watching = Opened::in_directory(directory.path());
+        watching.register.watch();
+        let mut writing = Opened::in_directory(directory.path());
+        let record = record(1, &member(1, 1));
+        assert_eq!(writing.swap(0, &record), Outcome::Swapped(Version(1)));
+        let told = watching.events.recv().unwrap();
+        assert_eq!(told, RegisterEvent::Changed(Some(Versioned { version: Version(1), record })));
+    }
+
+    #[test]
+    fn a_directory_that_somebody_clears_is_told_of_and_can_be_written_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut opened = Opened::in_directory(directory.path());
+        let record = record(1, &member(1, 1));
+        assert_eq!(opened.swap(0, &record), Outcome::Swapped(Version(1)));
+        opened.register.watch();
+        fs::remove_dir_all(directory.path().join(NEW)).unwrap();
+        fs::remove_file(directory.path().join("00000000000000000001")).unwrap();
+        assert_eq!(opened.events.recv().unwrap(), RegisterEvent::Changed(None));
+        assert_eq!(opened.swap(1, &record), Outcome::Refused);
+        assert_eq!(opened.swap(0, &record), Outcome::Swapped(Version(1)));
+    }
+
+    #[test]
+    fn an_own_swap_is_told_by_its_answer_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut opened = [1, 2].map(|_| Opened::in_directory(directory.path()));
+        opened[0].register.watch();
+        let record = record(1, &member(1, 1));
+        assert_eq!(opened[0].swap(0, &record), Outcome::Swapped(Version(1)));
+        assert_eq!(opened[1].swap(1, &record), Outcome::Swapped(Version(2)));
+        let newest = Some(Versioned { version: Version(2), record });
+        assert_eq!(opened[0].events.recv().unwrap(), RegisterEvent::Changed(newest));
+    }
+
+    #[test]
+    fn a_foreign_file_is_named_and_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut opened = Opened::in_directory(directory.path());
+        let path = directory.path().join("00000000000000000007");
+        fs::write(&path, "something else").unwrap();
+        let ticket = opened.ticket();
+        opened.register.read(ticket);
+        let Outcome::Failed(why) = opened.answer(ticket) else { panic!("a foreign file was read as a record") };
+        assert!(why.contains("00000000000000000007: not a record"), "{why}");
+        assert_eq!(fs::read_to_string(path).unwrap(), "something else");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        /// Against the plainest model there is.
+        #[test]
+        fn behaves_as_one_versioned_value(swaps in proptest::collection::vec((0_u64..5, 0_usize..2), 1..40)) {
+            let directory = tempfile::tempdir().unwrap();
+            let mut opened = [1, 2].map(|_| Opened::in_directory(directory.path()));
+            let mut model = 0;
+            for (number, (expected, side)) in (1..).zip(swaps) {
+                let record = Record { renewal: number, ..record(1, &member(1, 1)) };
+                let outcome = opened[side].swap(expected, &record);
+                if expected == model {
+                    model += 1;
+                    prop_assert_eq!(outcome, Outcome::Swapped(Version(model)));
+                } else {
+                    prop_assert_eq!(outcome, Outcome::Refused);
+                }
+                let version = opened[1 - side].read().map_or(Version::NONE, |newest| newest.version);
+                prop_assert_eq!(version, Version(model));
+            }
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Names in an election: nodes, their incarnations, and the next epoch; and how they are written.
+
+use std::fmt;
+
+use mdgw_feeds::identity::Epoch;
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+
+/// Number of a gateway within its group: the low 8 bits of every epoch that it makes. Unique by configuration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct NodeId(pub u8);
+
+impl NodeId {
+    /// The node that made that epoch.
+    #[must_use]
+    pub fn of(epoch: Epoch) -> Self {
+        Self(epoch.0.to_le_bytes()[0])
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Name of a gateway: 1 to 64 letters, digits, `-`, `_` or `.`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct NodeName(String);
+
+impl NodeName {
+    /// The name, if it may be one.
+    #[must_use]
+    pub fn new(name: &str) -> Option<Self> {
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        ((1..=64).contains(&name.len()) && name.bytes().all(allowed)).then(|| Self(name.to_owned()))
+    }
+
+    /// As text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for NodeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl TryFrom<String> for NodeName {
+    type Error = &'static str;
+
+    fn try_from(name: String) -> Result<Self, Self::Error> {
+        Self::new(&name).ok_or("a node name has 1 to 64 letters, digits, '-', '_' or '.'")
+    }
+}
+
+impl From<NodeName> for String {
+    fn from(name: NodeName) -> Self {
+        name.0
+    }
+}
+
+/// Which start of a gateway's process: when it was, us since 1970 UTC, to a second, and in any case later than every one that
+/// its state file knows. What was said of one incarnation says nothing of the next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Incarnation(pub u64);
+
+impl fmt::Display for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let second =
+            i64::try_from(self.0 / 1_000_000).ok().and_then(|second| OffsetDateTime::from_unix_timestamp(second).ok());
+        // What a peer made up may lie beyond every calendar.
+        let Some(at) = second else { return write!(f, "{}", self.0) };
+        write!(f, "{}T{:02}:{:02}:{:02}.{:06}Z", at.date(), at.hour(), at.minute(), at.second(), self.0 % 1_000_000)
+    }
+}
+
+/// One start of one gateway.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Member {
+    /// Its number.
+    pub node: NodeId,
+    /// Its name.
+    pub name: NodeName,
+    /// Which start of it.
+    pub incarnation: Incarnation,
+}
+
+impl fmt::Display for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (node {}, started {})", self.name, self.node, self.incarnation)
+    }
+}
+
+/// The epoch to take next: above what the record says, what this gateway once used, and what was credibly heard.
+/// `None` once the counts are used up.
+#[must_use]
+pub fn next_epoch(node: NodeId, known: impl IntoIterator<Item = Epoch>) -> Option<Epoch> {
+    let count = known.into_iter().map(Epoch::count).max().unwrap_or(0) + 1;
+    (count <= EPOCH_COUNT_MAX).then(|| Epoch::new(count, node.0))
+}
+
+/// Counts have 56 bits.
+pub const EPOCH_COUNT_MAX: u64 = u64::MAX >> 8;
+
+/// An epoch as a plain number, for `#[serde(with)]`.
+pub mod epoch_number {
+    use mdgw_feeds::identity::Epoch;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    /// Writes it.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    pub fn serialize<S: Serializer>(epoch: &Epoch, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(epoch.0)
+    }
+
+    /// Reads it.
+    ///
+    /// # Errors
+    /// Those of the deserializer.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Epoch, D::Error> {
+        u64::deserialize(from).map(Epoch)
+    }
+}
+
+/// Positions of channels as they stand in a message between gateways, for `#[serde(with)]`.
+pub mod written_positions {
+    use std::collections::BTreeMap;
+
+    use mdgw_feeds::{
+        identity::{Feed, Sequence, Session},
+        published::position::StreamPosition,
+        time::TradingDate,
+    };
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+
+    /// Writes them.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    pub fn serialize<S: Serializer>(positions: &BTreeMap<u16, StreamPosition>, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(positions.iter().map(|(channel, position)| (channel, Written::from(position))))
+    }
+
+    /// Reads them.
+    ///
+    /// # Errors
+    /// Those of the deserializer; and when there is no such feed or date.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<u16, StreamPosition>, D::Error> {
+        let written = BTreeMap::<u16, Written>::deserialize(from)?;
+        let read = |(channel, written): (u16, Written)| {
+            let position = written.read().ok_or_else(|| D::Error::custom("no feed has that number, or no such date"));
+            Ok((channel, position?))
+        };
+        written.into_iter().map(read).collect()
+    }
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Written {
+        feed: u16,
+        /// `YYYYMMDD`.
+        date: u32,
+        restart: u32,
+        sequence: u64,
+        part: u16,
+    }
+
+    impl From<&StreamPosition> for Written {
+        fn from(position: &StreamPosition) -> Self {
+            let StreamPosition { session: Session { feed, date, restart }, sequence, part } = *position;
+            Self { feed: feed as u16, date: date.yyyymmdd(), restart, sequence: sequence.0, part }
+        }
+    }
+
+    impl Written {
+        fn read(self) -> Option<StreamPosition> {
+            let Self { feed, date, restart, sequence, part } = self;
+            let (feed, date) = (Feed::from_number(feed)?, TradingDate::from_yyyymmdd(date)?);
+            Some(StreamPosition { session: Session { feed, date, restart }, sequence: Sequence(sequence), part })
+        }
+    }
+}
+
+/// Knowledge, not suspicion, that a process has ended: *this* holder, *this* incarnation, *this* epoch. Announced by
+/// the sentinel after it has made sure; says nothing about any other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeathNotice {
+    /// Which gateway.
+    pub holder: NodeId,
+    /// Which start of it.
+    pub incarnation: Incarnation,
+    /// Under which epoch it was leading.
+    #[serde(with = "epoch_number")]
+    pub epoch: Epoch,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_epoch_is_above_everything_known() {
+        let known = [Epoch::new(7, 1), Epoch::new(9, 200), Epoch::default()];
+        assert_eq!(next_epoch(NodeId(2), known), Some(Epoch::new(10, 2)));
+        assert_eq!(NodeId::of(Epoch::new(10, 2)), NodeId(2));
+        assert_eq!(next_epoch(NodeId(2), []), Some(Epoch::new(1, 2)));
+        assert_eq!(next_epoch(NodeId(2), [Epoch(u64::MAX)]), None);
+    }
+
+    #[test]
+    fn a_start_is_told_by_its_time() {
+        let member = |us| Member { node: NodeId(2), name: NodeName::new("gw2").unwrap(), incarnation: Incarnation(us) };
+        let text = member(1_794_300_000_000_070).to_string();
+        assert_eq!(text, "gw2 (node 2, started 2026-11-10T08:40:00.000070Z)");
+        assert_eq!(member(u64::MAX).to_string(), format!("gw2 (node 2, started {})", u64::MAX));
+    }
+
+    #[test]
+    fn names_that_could_be_mistaken_are_refused() {
+        for name in ["", "a b", "a/b", "ä", &"x".repeat(65)] {
+            assert_eq!(NodeName::new(name), None, "{name:?}");
+        }
+        assert_eq!(NodeName::new("gw-1.ny_4").unwrap().as_str(), "gw-1.ny_4");
+        assert!(serde_json::from_str::<NodeName>("\"a b\"").is_err());
+    }
+}

@@ -1,0 +1,279 @@
+//! A leader on its way out: hand-over, release, and leading again under a higher epoch.
+//!
+//! ```text
+//!   leader ── prepare(nonce) ──► target          fence still open
+//!          ◄── prepared(nonce, stamp) ──
+//!          ── renewal: the target is the heir ──► store
+//!   fence closes; no send outstanding
+//!          ── ended(epoch, final positions) ──► target opens as the heir
+//! ```
+//! All that the store has to say it says before the fence closes: nobody is silent for as long as a swap takes. Having said
+//! that it ended, a leader says it again until the record shows it, then by releasing the record; and leads again only by
+//! a swap, when the heir's time is over.
+
+use std::collections::BTreeMap;
+
+use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
+
+use super::{Lease, Phase};
+use crate::{
+    core::{CloseReason, Notice, Output},
+    identity::{Member, NodeId, next_epoch},
+    peer::{PeerMessage, Question},
+    record::{Heir, PeerStamp, Record},
+    timing::LeaseTiming,
+};
+
+/// The fence is closed, and the record is to be given away or taken anew.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Leaving {
+    /// Of the leadership that ended.
+    pub(super) epoch: Epoch,
+    /// Until when nobody else may have begun that waits for the lease.
+    pub(super) deadline: MonoNs,
+    pub(super) way: Way,
+    /// Where the output ended; `None`: a send may still be outstanding.
+    pub(super) drained: Option<BTreeMap<u16, StreamPosition>>,
+}
+
+/// What becomes of the record.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Way {
+    /// Its heir is to begin, and is told so at `tell_at` and again; from `release_at` on the record is to tell it.
+    HandOver { target: NodeId, question: Question, cause: OfferCause, tell_at: MonoNs, release_at: MonoNs },
+    /// It is to have no holder.
+    Release { cause: OfferCause },
+    /// Its holder stays, under a new epoch.
+    Reopen,
+}
+
+/// A hand-over while the fence is open.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Offer {
+    pub(super) target: Member,
+    pub(super) question: Question,
+    pub(super) sent: MonoNs,
+    pub(super) cause: OfferCause,
+    /// The target is ready, since that moment of its clock: it is to be the heir.
+    pub(super) accepted: Option<PeerStamp>,
+}
+
+/// Who wanted leadership to move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum OfferCause {
+    /// Somebody asked for it.
+    Planned,
+    /// Fitness or preference.
+    Automatic,
+}
+
+impl Leaving {
+    /// Whether another is to go on from the record as it is.
+    pub(super) fn is_handed_over(&self) -> bool {
+        matches!(self.way, Way::HandOver { .. })
+    }
+
+    /// When the heir is to be told next.
+    pub(super) fn turn_at(&self) -> Option<MonoNs> {
+        let Way::HandOver { tell_at, .. } = &self.way else { return None };
+        self.drained.as_ref().map(|_| *tell_at)
+    }
+}
+
+impl Lease {
+    pub(super) fn on_hand_over(&mut self, now: MonoNs, target: Option<NodeId>) {
+        let Phase::Leading(_) = &self.phase else {
+            return self.hand_over_failed(target, "this gateway does not lead");
+        };
+        self.offer(now, target.or_else(|| self.fittest_peer(now)), OfferCause::Planned);
+    }
+
+    pub(super) fn offer(&mut self, now: MonoNs, target: Option<NodeId>, cause: OfferCause) {
+        let Some(target) = target else { return self.hand_over_failed(None, "no other gateway can lead") };
+        if !self.can_take_over(target, now) {
+            return self.hand_over_failed(Some(target), "it does not stand, is not heard or publishes something else");
+        }
+        let Some(member) = self.peers.get(&target).map(|peer| peer.state.member.clone()) else { return };
+        if self.doubtful_from.is_some() {
+            return self.hand_over_failed(Some(target), "the store does not answer");
+        }
+        let nonce = self.next_number();
+        let Some(question) = self.question(nonce) else { return };
+        let Phase::Leading(leadership) = &mut self.phase else { return };
+        if leadership.offer.is_some() {
+            return self.hand_over_failed(Some(target), "another hand-over is under way");
+        }
+        leadership.offer = Some(Offer { target: member, question, sent: now, cause, accepted: None });
+        self.say(Output::Peer { to: target, message: PeerMessage::Prepare(question) });
+    }
+
+    /// A question about the present leadership.
+    pub(super) fn question(&self, nonce: u64) -> Option<Question> {
+        let (node, incarnation) = (self.node(), self.config.member.incarnation);
+        let epoch = self.leading_epoch()?;
+        Some(Question { asker: node, incarnation, epoch, nonce, lease_ns: self.config.timing.lease_ns })
+    }
+
+    pub(super) fn offer_ends(&self, offer: &Offer) -> MonoNs {
+        let LeaseTiming { renew_ns, .. } = self.config.timing;
+        let answered_by = offer.sent.plus(2 * renew_ns);
+        match offer.accepted {
+            None => answered_by,
+            // Another heir's time may have to end first, and the store has to take it.
+            Some(_) => answered_by.plus(self.config.timing.wait_ns()).plus(2 * renew_ns),
+        }
+    }
+
+    pub(super) fn offer_turn(&mut self, now: MonoNs) {
+        let Phase::Leading(leadership) = &self.phase else { return };
+        let Some(offer) = leadership.offer.clone() else { return };
+        let Offer { target, question, cause, .. } = &offer;
+        if self.is_ready(&offer, now) {
+            let (target, question, cause) = (target.node, *question, *cause);
+            let way = Way::HandOver { target, question, cause, tell_at: now, release_at: now };
+            self.leave(now, CloseReason::HandedOver, way, leadership.deadline);
+        } else if now >= self.offer_ends(&offer) {
+            let why = if offer.accepted.is_some() { "the store did not take it" } else { "it did not answer in time" };
+            self.withdraw(now);
+            self.hand_over_failed(Some(target.node), why);
+        }
+    }
+
+    /// Whether the record in force names the target as the heir, and nothing of ours can change it any more; and whether at
+    /// that time the target still can lead, and long enough.
+    pub(super) fn is_ready(&self, offer: &Offer, at: MonoNs) -> bool {
+        let Some(accepted) = offer.accepted else { return false };
+        let heir = self.knowledge.record().and_then(|record| record.heir);
+        self.asked.attempts.is_empty()
+            && self.asked.waiting.is_none()
+            && self.doubtful_from.is_none()
+            && heir.is_some_and(|heir: Heir| heir.is(&offer.target) && heir.stamp >= accepted)
+            && self.is_freshly_named(at)
+            && self.can_take_over(offer.target.node, at)
+    }
+
+    /// Takes the offer back, and leaves time before the next one.
+    fn withdraw(&mut self, now: MonoNs) {
+        let Phase::Leading(leadership) = &mut self.phase else { return };
+        leadership.offer = None;
+        leadership.worse_from = leadership.worse_from.map(|_| now);
+    }
+
+    pub(super) fn on_prepare_refused(&mut self, from: NodeId, question: Question) {
+        let Phase::Leading(leadership) = &self.phase else { return };
+        let is_answer =
+            leadership.offer.as_ref().is_some_and(|offer| offer.target.node == from && offer.question == question);
+        if is_answer {
+            self.withdraw(question_time(leadership));
+            self.hand_over_failed(Some(from), "it is not ready");
+        }
+    }
+
+    pub(super) fn on_prepared(&mut self, now: MonoNs, from: NodeId, question: Question, stamp: PeerStamp) {
+        let Phase::Leading(leadership) = &self.phase else { return };
+        let Some(offer) = &leadership.offer else { return };
+        if offer.target.node != from || offer.question != question || now >= self.offer_ends(offer) {
+            return;
+        }
+        let (target, offered) = (offer.target.node, offer.target.clone());
+        if let Some(peer) = self.peers.get_mut(&target)
+            && peer.state.member == offered
+        {
+            peer.state.stamp = peer.state.stamp.max(stamp);
+        }
+        let Phase::Leading(leadership) = &mut self.phase else { return };
+        leadership.renew_at = now;
+        if let Some(offer) = &mut leadership.offer {
+            offer.accepted = Some(stamp);
+        }
+    }
+
+    /// Tells the heir that it is its turn, until the record shows it. Where it doesn't for long, the record says so too.
+    pub(super) fn leaving_turn(&mut self, now: MonoNs) {
+        let tell_again_at = now.plus(self.config.timing.renew_ns / TELLS_PER_RENEWAL);
+        let Phase::Leaving(Leaving { drained: Some(positions), way, .. }) = &mut self.phase else { return };
+        let Way::HandOver { target, question, cause, tell_at, release_at } = way else { return };
+        if now >= *release_at {
+            *way = Way::Release { cause: *cause };
+        } else if now >= *tell_at {
+            *tell_at = tell_again_at;
+            let is_automatic = *cause == OfferCause::Automatic;
+            let positions =
+                positions.iter().take(POSITIONS_MAX).map(|(channel, position)| (*channel, *position)).collect();
+            let message = PeerMessage::Ended { question: *question, positions, is_automatic };
+            let to = *target;
+            self.say(Output::Peer { to, message });
+        }
+    }
+
+    pub(super) fn on_drained(&mut self, now: MonoNs, positions: BTreeMap<u16, StreamPosition>) {
+        let Phase::Leaving(leaving) = &mut self.phase else { return };
+        leaving.drained.get_or_insert(positions);
+        if let Way::HandOver { tell_at, release_at, .. } = &mut leaving.way {
+            (*tell_at, *release_at) = (now, now.plus(self.config.timing.renew_ns));
+        }
+    }
+
+    pub(super) fn on_close(&mut self, now: MonoNs) {
+        if std::mem::replace(&mut self.closing, true) {
+            return;
+        }
+        match &mut self.phase {
+            Phase::Leading(leadership) => {
+                let deadline = leadership.deadline;
+                self.leave(now, CloseReason::Released, Way::Release { cause: OfferCause::Planned }, deadline);
+            }
+            Phase::Leaving(leaving) if leaving.way == Way::Reopen => {
+                leaving.way = Way::Release { cause: OfferCause::Planned };
+                // To open again takes no drain; for others to open does.
+                leaving.drained = None;
+                self.say(Output::Drain);
+            }
+            Phase::Leaving(_) | Phase::Candidate => self.knowledge.wait_again(now),
+        }
+    }
+
+    pub(super) fn record_to_leave(&mut self, now: MonoNs) -> Option<Record> {
+        let Phase::Leaving(leaving) = &self.phase else { return None };
+        leaving.drained.as_ref()?;
+        match leaving.way {
+            Way::HandOver { .. } => None,
+            Way::Release { cause } => {
+                let released = self.knowledge.record()?.released();
+                Some(Record { moves: released.moves + u32::from(cause == OfferCause::Automatic), ..released })
+            }
+            Way::Reopen if now >= leaving.deadline => {
+                self.phase = Phase::Candidate;
+                self.knowledge.wait_again(now);
+                None
+            }
+            Way::Reopen => Some(self.record_of_own(now, self.next_own_epoch()?)),
+        }
+    }
+
+    /// Above all that is known.
+    pub(super) fn next_own_epoch(&self) -> Option<Epoch> {
+        let record = self.knowledge.record();
+        let of_record = record.map_or_else(Epoch::default, |record| record.epoch);
+        // Its heir may have opened above it, and nobody have heard of that.
+        let of_heir = record.and_then(|record| record.heir).filter(|heir| !heir.is(&self.config.member));
+        let of_heir = of_heir.and_then(|heir| next_epoch(heir.node, [of_record]));
+        let own = [self.knowledge.highest_epoch(), self.config.own_epoch, self.opened, self.heard];
+        let dead = self.deaths.iter().map(|notice| notice.epoch);
+        next_epoch(self.node(), own.into_iter().chain([of_record]).chain(of_heir).chain(dead))
+    }
+
+    fn hand_over_failed(&mut self, target: Option<NodeId>, why: &'static str) {
+        self.say(Output::Notice(Notice::HandOverFailed { target, why }));
+    }
+}
+
+/// When the offer that is refused was made: the wait for the next one counts from there.
+fn question_time(leadership: &super::Leadership) -> MonoNs {
+    leadership.offer.as_ref().map_or(leadership.since, |offer| offer.sent)
+}
+
+/// How often an heir is told its turn.
+const TELLS_PER_RENEWAL: u64 = 4;
+/// Channels whose positions fit a message, with room for the rest. Of more, what the heir has heard itself counts.
+const POSITIONS_MAX: usize = 400;

@@ -1,0 +1,207 @@
+//! What each gateway wants of the groups, from what its elections know: where each belongs, and who follows its leader.
+//!
+//! Nobody places: every gateway computes the same from the same records and the same word of each other, and hands over
+//! only what is its own to give. Where they differ for a moment, tenure and patience of the lease's core keep groups from
+//! moving to and fro. A gateway that joins gets its share when it has joined in all groups.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mdgw_feeds::{identity::GroupId, time::MonoNs};
+
+use super::{
+    core::{Pin, Place, View},
+    fitness::FitnessClass,
+    identity::NodeId,
+    placement::{Host, Placed, place},
+};
+
+/// A group, as its election on this gateway sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupLook {
+    /// What it costs: see [`Placed::load`].
+    pub load: u32,
+    /// The election's.
+    pub view: View,
+}
+
+/// Where each group belongs. `own`: this gateway. Who was last heard longer ago than `lease_ns` is not there.
+#[must_use]
+pub fn places(
+    groups: &BTreeMap<GroupId, GroupLook>,
+    own: NodeId,
+    now: MonoNs,
+    lease_ns: u64,
+) -> BTreeMap<GroupId, Place> {
+    let classes: BTreeMap<GroupId, BTreeMap<NodeId, FitnessClass>> =
+        groups.iter().map(|(group, look)| (*group, able(&look.view, own, now, lease_ns))).collect();
+    // Fit for a group is who is no worse there than any other.
+    let may = |group: GroupId, node: NodeId| {
+        let classes = classes.get(&group);
+        classes.is_some_and(|classes| classes.get(&node).is_some_and(|class| Some(class) == classes.values().max()))
+    };
+    // Who joins is level in one group sooner than in another: counted too soon, groups would move in vain to make room.
+    let leads =
+        |node: NodeId| groups.values().any(|look| look.view.leader.as_ref().is_some_and(|leader| leader.node == node));
+    let is_able_everywhere = |node: NodeId| classes.values().all(|classes| classes.contains_key(&node));
+    let nodes: BTreeSet<NodeId> = classes
+        .values()
+        .flat_map(|classes| classes.keys().copied())
+        .filter(|node| leads(*node) || is_able_everywhere(*node))
+        .collect();
+    let hosts: Vec<Host> = nodes.iter().map(|node| Host { node: *node, capacity: 1 }).collect();
+    let held: Vec<Placed> = groups
+        .iter()
+        .map(|(group, GroupLook { load, view })| {
+            let holder = view.leader.as_ref().map(|leader| leader.node);
+            Placed { group: *group, load: *load, holder, pinned: view.pin == Pin::Pinned }
+        })
+        .collect();
+    let homes = place(&held, &hosts, may);
+    let leaders: BTreeSet<NodeId> = groups.values().filter_map(|look| last_leader(&look.view)).collect();
+    let without: BTreeMap<NodeId, BTreeMap<GroupId, NodeId>> = leaders
+        .into_iter()
+        .map(|gone| {
+            let rest: Vec<Host> = hosts.iter().copied().filter(|host| host.node != gone).collect();
+            (gone, place(&held, &rest, may))
+        })
+        .collect();
+    let successor = |group: &GroupId, view: &View| match last_leader(view) {
+        Some(leader) => without.get(&leader)?.get(group),
+        None => homes.get(group),
+    };
+    let of = |(group, look): (&GroupId, &GroupLook)| {
+        (*group, Place { home: homes.get(group).copied(), successor: successor(group, &look.view).copied() })
+    };
+    groups.iter().map(of).collect()
+}
+
+/// Who could lead a group, and how fit each is.
+fn able(view: &View, own: NodeId, now: MonoNs, lease_ns: u64) -> BTreeMap<NodeId, FitnessClass> {
+    let is_there = |heard_at: MonoNs| now.since(heard_at) <= lease_ns;
+    let others = view.peers.iter().filter(|(_, peer)| peer.can_lead && is_there(peer.heard_at));
+    let own = view.can_lead.then(|| (own, view.fitness.class()));
+    others.map(|(node, peer)| (*node, peer.fitness.class())).chain(own).collect()
+}
+
+/// Who leads, or led last: a released record names nobody, but its epoch was made by its last holder.
+fn last_leader(view: &View) -> Option<NodeId> {
+    let made_by = || (view.epoch.count() > 0).then(|| NodeId::of(view.epoch));
+    view.leader.as_ref().map(|leader| leader.node).or_else(made_by)
+}
+
+#[cfg(test)]
+mod tests {
+    use mdgw_feeds::identity::Epoch;
+
+    use super::*;
+    use crate::{
+        core::PeerView,
+        fitness::Fitness,
+        identity::{Incarnation, Member, NodeName},
+    };
+
+    const NOW: MonoNs = MonoNs(10_000);
+    const LEASE_NS: u64 = 100;
+
+    fn member(node: u8) -> Member {
+        Member { node: NodeId(node), name: NodeName::new(&format!("gw{node}")).unwrap(), incarnation: Incarnation(1) }
+    }
+
+    /// As gateway `own` sees it that has heard `others` just now.
+    fn look(own: u8, others: &[u8], leader: Option<u8>) -> GroupLook {
+        let peer = PeerView { heard_at: NOW, fitness: Fitness::default(), can_lead: true };
+        let view = View {
+            epoch: leader.map_or_else(Epoch::default, |leader| Epoch::new(3, leader)),
+            leader: leader.map(member),
+            can_lead: true,
+            peers: others.iter().filter(|node| **node != own).map(|node| (NodeId(*node), peer)).collect(),
+            ..View::default()
+        };
+        GroupLook { load: 1, view }
+    }
+
+    fn six(own: u8, others: &[u8], leaders: [Option<u8>; 6]) -> BTreeMap<GroupId, GroupLook> {
+        (1..).map(GroupId).zip(leaders.map(|leader| look(own, others, leader))).collect()
+    }
+
+    fn of(own: u8, groups: &BTreeMap<GroupId, GroupLook>) -> BTreeMap<GroupId, Place> {
+        places(groups, NodeId(own), NOW, LEASE_NS)
+    }
+
+    const SPREAD: [Option<u8>; 6] = [Some(1), Some(1), Some(2), Some(2), Some(3), Some(3)];
+
+    #[test]
+    fn all_gateways_want_the_same() {
+        for leaders in [[None; 6], [Some(1); 6], SPREAD] {
+            let wanted = of(1, &six(1, &[2, 3], leaders));
+            assert_eq!(of(2, &six(2, &[1, 3], leaders)), wanted);
+            assert_eq!(of(3, &six(3, &[1, 2], leaders)), wanted);
+        }
+    }
+
+    #[test]
+    fn what_is_spread_stays_and_a_dead_ones_groups_go_one_to_each() {
+        let wanted = of(1, &six(1, &[2, 3], SPREAD));
+        let homes: Vec<_> = wanted.values().map(|place| place.home.map(|node| node.0)).collect();
+        assert_eq!(homes, SPREAD);
+        for (pair, leader) in wanted.values().collect::<Vec<_>>().chunks(2).zip(1..) {
+            let [one, other] = [pair[0].successor.unwrap().0, pair[1].successor.unwrap().0];
+            assert!(one != other && one != leader && other != leader, "{leader}: {one} {other}");
+        }
+    }
+
+    #[test]
+    fn who_released_its_groups_does_not_follow_itself() {
+        let mut groups = six(1, &[2, 3], SPREAD);
+        for look in groups.values_mut().filter(|look| NodeId::of(look.view.epoch) == NodeId(2)) {
+            look.view.leader = None;
+        }
+        let wanted = of(1, &groups);
+        let mut followers: Vec<_> = [3, 4].iter().map(|group| wanted[&GroupId(*group)].successor.unwrap().0).collect();
+        followers.sort_unstable();
+        assert_eq!(followers, [1, 3]);
+    }
+
+    #[test]
+    fn who_is_silent_joins_or_is_less_fit_gets_nothing() {
+        let homes_at_2 = |change: fn(&mut PeerView)| {
+            let mut groups = six(1, &[2, 3], [Some(1); 6]);
+            for look in groups.values_mut() {
+                change(look.view.peers.get_mut(&NodeId(2)).unwrap());
+            }
+            of(1, &groups).values().filter(|place| place.home == Some(NodeId(2))).count()
+        };
+        assert_eq!(homes_at_2(|_| {}), 2);
+        assert_eq!(homes_at_2(|peer| peer.heard_at = MonoNs(NOW.0 - LEASE_NS - 1)), 0);
+        assert_eq!(homes_at_2(|peer| peer.can_lead = false), 0);
+        assert_eq!(homes_at_2(|peer| peer.fitness.stalled = true), 0);
+    }
+
+    #[test]
+    fn who_has_joined_in_some_groups_only_moves_nothing_yet() {
+        let mut groups = six(1, &[2, 3], [Some(1), Some(1), Some(1), Some(2), Some(2), Some(2)]);
+        let joined_in = |groups: &mut BTreeMap<GroupId, GroupLook>, wanted: fn(u16) -> bool| {
+            for (group, look) in groups {
+                look.view.peers.get_mut(&NodeId(3)).unwrap().can_lead = wanted(group.0);
+            }
+        };
+        let moving = |groups: &BTreeMap<GroupId, GroupLook>| {
+            let stays = |(group, place): (&GroupId, &Place)| {
+                place.home == groups[group].view.leader.as_ref().map(|leader| leader.node)
+            };
+            of(1, groups).iter().filter(|wanted| !stays(*wanted)).count()
+        };
+        joined_in(&mut groups, |group| group > 3);
+        assert_eq!(moving(&groups), 0);
+        joined_in(&mut groups, |_| true);
+        assert_eq!(moving(&groups), 2);
+    }
+
+    #[test]
+    fn alone_a_gateway_wants_all_and_nobody_follows() {
+        let wanted = of(1, &six(1, &[], [None, Some(2), Some(1), None, None, None]));
+        assert!(wanted.values().all(|place| place.home == Some(NodeId(1))));
+        assert_eq!(wanted[&GroupId(3)].successor, None);
+        assert_eq!(wanted[&GroupId(2)].successor, Some(NodeId(1)));
+    }
+}

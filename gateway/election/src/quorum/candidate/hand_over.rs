@@ -1,0 +1,189 @@
+//! To hand over, and to be handed over to.
+//!
+//! The giver asks the target (*prepare*); the target answers with a stamp of its own clock and a ticket of its own. The
+//! giver closes its fence, waits until its last send has ended, and asks each voter to move its promise to the target
+//! under the next generation. Voters answer both. The target opens when a majority has moved, and counts its lease from
+//! its stamp, which is earlier than any of these promises.
+
+use super::{
+    phase::{Preparing, promised_until},
+    *,
+};
+use crate::{quorum::message::HandOver, record::PeerStamp};
+
+impl Candidate {
+    /// `moves`: of those that leaders have made by themselves, how many count, this one included.
+    pub(super) fn begin_hand_over(&mut self, now: MonoNs, target: Option<NodeId>, moves: u32, outputs: &mut Outputs) {
+        let is_other = |node: &NodeId| *node != self.node() && self.config.candidates.contains_key(node);
+        let chosen = target.or_else(|| self.voter.fittest(now, self.node(), self.fresh_ns())).filter(is_other);
+        let failed = |target, why| Output::Notice(Notice::HandOverFailed { target, why });
+        let Some(chosen) = chosen else {
+            return outputs.push(failed(target, "no other gateway that stands is known"));
+        };
+        if !self.may_be_followed_by(chosen) {
+            return outputs.push(failed(Some(chosen), "it publishes something else"));
+        }
+        let Some(to) = next_epoch(chosen, [self.known]) else {
+            return outputs.push(failed(Some(chosen), "all epochs are used up"));
+        };
+        let Phase::Leading(lead) = &mut self.phase else {
+            return outputs.push(failed(Some(chosen), "this gateway does not lead"));
+        };
+        if lead.preparing.is_some() {
+            return outputs.push(failed(Some(chosen), "another hand-over is under way"));
+        }
+        let from = lead.epoch;
+        lead.preparing = Some(Preparing { target: chosen, to, moves, until: now.plus(self.config.timing.lease_ns) });
+        // Never used by this gateway for itself, whatever comes of it.
+        self.known = to;
+        self.send(now, chosen, Demand::Prepare { from, to, moves }, Some(Asked::Prepare(to)), outputs);
+    }
+
+    /// This gateway is asked to take over.
+    pub(super) fn on_prepare(
+        &mut self,
+        now: MonoNs,
+        from: NodeId,
+        request: &Request,
+        (giver, to, moves): (Epoch, Epoch, u32),
+        outputs: &mut Outputs,
+    ) {
+        let is_new = to.count() > giver.count() && to.count() > self.known.count();
+        let is_fit = self.obstacle_at(now).is_none() && matches!(self.phase, Phase::Waiting | Phase::Polling(_));
+        let is_ours = NodeId::of(giver) == from && NodeId::of(to) == self.node();
+        let verdict = if is_new && is_fit && is_ours {
+            let ticket = self.next_ticket();
+            self.sent.insert(ticket.number, Sent { to: None, at: now, what: Asked::Taking(to) });
+            // Never its own candidacy's.
+            self.known = to;
+            self.taking = Some(Taking { to, stamp: now, given: [].into(), moves, ended: None });
+            // Its own candidacy would only be in the way.
+            self.phase = Phase::Waiting;
+            self.retry_at = self.retry_at.max(now.plus(self.config.timing.renew_ns));
+            Verdict::Prepared {
+                incarnation: self.config.member.incarnation,
+                ticket,
+                stamp: PeerStamp(now.0),
+                lease_ns: self.config.timing.lease_ns,
+            }
+        } else {
+            Verdict::Refused(Refusal::Unwilling)
+        };
+        let reply = Reply {
+            ticket: request.ticket,
+            session: self.voter.session(),
+            highest: self.known.max(self.voter.highest()),
+            promise: self.voter.bound(now),
+            verdict,
+        };
+        self.post(from, Body::Reply(reply), outputs);
+    }
+
+    /// The target's answer.
+    pub(super) fn on_prepared(&mut self, now: MonoNs, to: Epoch, verdict: Verdict, outputs: &mut Outputs) {
+        let lease_ns = self.config.timing.lease_ns;
+        let Phase::Leading(lead) = &mut self.phase else { return };
+        let Some(preparing) = lead.preparing.take_if(|preparing| preparing.to == to) else { return };
+        let Verdict::Prepared { incarnation, ticket, stamp, lease_ns: target_lease_ns } = verdict else {
+            if self.known.count() > to.count() {
+                // It knew of generations that were spent without this gateway, which now knows them too.
+                return self.begin_hand_over(now, Some(preparing.target), preparing.moves, outputs);
+            }
+            let why = "it does not take over now";
+            return outputs.push(Output::Notice(Notice::HandOverFailed { target: Some(preparing.target), why }));
+        };
+        let from = lead.epoch;
+        // What was said of this leadership holds for no later one.
+        self.pin = Pin::Free;
+        outputs.extend([Output::Close { epoch: from, reason: CloseReason::HandedOver }, Output::Drain]);
+        self.phase = Phase::Moving(Move {
+            from,
+            to,
+            incarnation,
+            lease_ns: target_lease_ns,
+            ticket,
+            stamp,
+            positions: None,
+            moved: [].into(),
+            refused: [].into(),
+            again_at: now,
+            until: now.plus(lease_ns),
+        });
+    }
+
+    /// The last send has ended.
+    pub(super) fn on_drained(&mut self, now: MonoNs, positions: BTreeMap<u16, StreamPosition>, outputs: &mut Outputs) {
+        let Phase::Moving(moving) = &mut self.phase else { return };
+        moving.positions = Some(positions);
+        moving.again_at = now;
+        self.move_on(now, outputs);
+    }
+
+    pub(super) fn move_on(&mut self, now: MonoNs, outputs: &mut Outputs) {
+        let half_ns = self.config.timing.renew_ns / 2;
+        let Phase::Moving(moving) = &mut self.phase else { return };
+        let target = NodeId::of(moving.to);
+        if now >= moving.until {
+            return self.end_move(now, "voters did not answer in time", outputs);
+        }
+        let Some(positions) = moving.positions.clone().filter(|_| now >= moving.again_at) else { return };
+        moving.again_at = now.plus(half_ns);
+        let Move { from, to, incarnation, lease_ns, ticket, stamp, .. } = *moving;
+        let done: Vec<NodeId> = moving.moved.union(&moving.refused).copied().collect();
+        for voter in self.voters().into_iter().filter(|voter| !done.contains(voter)) {
+            let positions = if voter == target { positions.clone() } else { BTreeMap::new() };
+            let hand_over = HandOver { from, to, incarnation, lease_ns, ticket, stamp, positions };
+            self.send(now, voter, Demand::HandOver(hand_over), Some(Asked::HandOver(to)), outputs);
+        }
+    }
+
+    /// A voter's answer to the giver.
+    pub(super) fn on_moved(&mut self, now: MonoNs, from: NodeId, to: Epoch, verdict: Verdict, outputs: &mut Outputs) {
+        let (majority, voter_count) = (self.majority(), self.config.voters.len());
+        let Phase::Moving(moving) = &mut self.phase else { return };
+        if moving.to != to {
+            return;
+        }
+        if verdict == Verdict::Granted {
+            moving.moved.insert(from);
+        } else {
+            moving.refused.insert(from);
+        }
+        if moving.moved.len() >= majority {
+            // The target has been told by the same voters.
+            self.phase = Phase::Waiting;
+            self.retry_at = now.plus(self.config.timing.renew_ns);
+        } else if moving.refused.len() > voter_count - majority {
+            self.end_move(now, "voters refused", outputs);
+        }
+    }
+
+    fn end_move(&mut self, now: MonoNs, why: &'static str, outputs: &mut Outputs) {
+        let Phase::Moving(moving) = &self.phase else { return };
+        outputs.push(Output::Notice(Notice::HandOverFailed { target: Some(NodeId::of(moving.to)), why }));
+        self.phase = Phase::Waiting;
+        self.retry_at = now;
+    }
+
+    pub(super) fn learn_positions(&mut self, hand_over: &HandOver) {
+        if let Some(taking) = self.taking.as_mut().filter(|taking| taking.to == hand_over.to) {
+            taking.ended = Some((hand_over.from, hand_over.positions.clone()));
+        }
+    }
+
+    /// A voter has moved its promise to this gateway.
+    pub(super) fn on_given(&mut self, now: MonoNs, from: NodeId, to: Epoch, verdict: Verdict, outputs: &mut Outputs) {
+        let (timing, majority) = (self.config.timing, self.majority());
+        let is_free = matches!(self.phase, Phase::Waiting | Phase::Polling(_)) && self.obstacle_at(now).is_none();
+        let Some(taking) = self.taking.as_mut().filter(|taking| taking.to == to && verdict == Verdict::Granted) else {
+            return;
+        };
+        taking.given.insert(from);
+        let promises: BTreeMap<NodeId, MonoNs> = taking.given.iter().map(|node| (*node, taking.stamp)).collect();
+        let deadline = promised_until(&promises, &timing, majority).filter(|deadline| now < *deadline);
+        if let Some(deadline) = deadline.filter(|_| is_free) {
+            let ended = taking.ended.take();
+            self.open(now, (to, deadline), promises, ended, outputs);
+        }
+    }
+}

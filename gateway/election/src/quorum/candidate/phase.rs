@@ -1,0 +1,119 @@
+//! What a gateway is about.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mdgw_feeds::{identity::Epoch, published::position::StreamPosition, time::MonoNs};
+
+use super::moves::Tenure;
+use crate::{
+    identity::{Incarnation, NodeId},
+    quorum::message::Ticket,
+    record::PeerStamp,
+    timing::LeaseTiming,
+};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Phase {
+    /// For a promise to end, for the time to try again, or for an obstacle to go.
+    Waiting,
+    /// Asks who would vote for it.
+    Polling(Poll),
+    /// Asks for votes.
+    Voting(Bid),
+    /// Publishes.
+    Leading(Lead),
+    /// Has closed its fence to hand over, and leads under that epoch no more, whatever comes of it.
+    Moving(Move),
+    /// Will not stand again.
+    Closed,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Poll {
+    pub(super) would: BTreeSet<NodeId>,
+    pub(super) refused: BTreeSet<NodeId>,
+    /// When all are asked again.
+    pub(super) again_at: MonoNs,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Bid {
+    pub(super) epoch: Epoch,
+    /// Who promised, and when the request was sent that it answered.
+    pub(super) promises: BTreeMap<NodeId, MonoNs>,
+    pub(super) refused: BTreeSet<NodeId>,
+    /// When voters are asked again.
+    pub(super) again_at: MonoNs,
+    pub(super) until: MonoNs,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Lead {
+    pub(super) epoch: Epoch,
+    /// Who promised, and when the last request was sent that it granted.
+    pub(super) promises: BTreeMap<NodeId, MonoNs>,
+    pub(super) renew_at: MonoNs,
+    pub(super) preparing: Option<Preparing>,
+    /// `None`: it stays.
+    pub(super) tenure: Option<Tenure>,
+}
+
+/// The leader has asked another gateway to take over.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Preparing {
+    pub(super) target: NodeId,
+    pub(super) to: Epoch,
+    /// What the target is told of the moves before.
+    pub(super) moves: u32,
+    pub(super) until: MonoNs,
+}
+
+/// The leader moves its promises.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Move {
+    pub(super) from: Epoch,
+    pub(super) to: Epoch,
+    pub(super) incarnation: Incarnation,
+    pub(super) lease_ns: u64,
+    pub(super) ticket: Ticket,
+    pub(super) stamp: PeerStamp,
+    /// Not before the last send has ended.
+    pub(super) positions: Option<BTreeMap<u16, StreamPosition>>,
+    pub(super) moved: BTreeSet<NodeId>,
+    pub(super) refused: BTreeSet<NodeId>,
+    pub(super) again_at: MonoNs,
+    pub(super) until: MonoNs,
+}
+
+/// This gateway has said that it is ready to take over.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Taking {
+    pub(super) to: Epoch,
+    /// When it said so: its lease counts from there.
+    pub(super) stamp: MonoNs,
+    pub(super) given: BTreeSet<NodeId>,
+    /// Moves by themselves that bring the lead here, this one included.
+    pub(super) moves: u32,
+    /// Where the giver's output ended, and under which epoch.
+    pub(super) ended: Option<(Epoch, BTreeMap<u16, StreamPosition>)>,
+}
+
+impl Lead {
+    /// Until when this leadership may send.
+    pub(super) fn deadline(&self, timing: &LeaseTiming, majority: usize) -> MonoNs {
+        promised_until(&self.promises, timing, majority).unwrap_or_default()
+    }
+}
+
+/// Until when a majority keeps its promise: each counts from when the request was sent that it granted, and of the
+/// latest promises of a majority the earliest counts.
+pub(super) fn promised_until(
+    promises: &BTreeMap<NodeId, MonoNs>,
+    timing: &LeaseTiming,
+    majority: usize,
+) -> Option<MonoNs> {
+    let mut sent: Vec<MonoNs> = promises.values().copied().collect();
+    sent.sort_unstable();
+    let earliest = sent.len().checked_sub(majority)?;
+    sent.get(earliest).map(|sent| timing.deadline(*sent))
+}

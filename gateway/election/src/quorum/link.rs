@@ -1,0 +1,146 @@
+//! The socket of a gateway or a witness: authenticated datagrams in and out, for all of its groups.
+//!
+//! What can't be authenticated, is for somebody else or comes from a stranger is counted and never answered, so nobody
+//! learns anything from this port nor can make it send. Answers go to the address that the configuration has, wherever
+//! the question came from.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{SocketAddrV4, UdpSocket},
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use socket2::SockRef;
+
+use super::{
+    message::Message,
+    wire::{self, DATAGRAM_BYTES_MAX, Refused},
+};
+use crate::{announcement::Announcement, auth::SharedKey, identity::NodeId};
+
+/// A process's socket for votes.
+#[derive(Debug)]
+pub struct VoteLink {
+    socket: UdpSocket,
+    key: SharedKey,
+    node: NodeId,
+    peers: BTreeMap<NodeId, SocketAddrV4>,
+    counters: LinkCounters,
+}
+
+/// What a [`VoteLink`] dropped, and what it could not send. Each grows only.
+#[derive(Debug, Default)]
+pub struct LinkCounters {
+    /// No message of this protocol, or of another version of it.
+    pub malformed: AtomicU64,
+    /// Written with another key, or changed on the way.
+    pub forged: AtomicU64,
+    /// Authentic, but from a node that the configuration doesn't have, or to another one.
+    pub strangers: AtomicU64,
+    /// The system did not take it.
+    pub unsent: AtomicU64,
+}
+
+/// What came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// From a peer.
+    Message(Message),
+    /// From a sentinel.
+    Death(Announcement),
+}
+
+impl VoteLink {
+    /// Opens the socket of `node`; `peers` are the other voters and candidates.
+    ///
+    /// # Errors
+    /// When the address can't be had.
+    pub fn open(
+        listen: SocketAddrV4,
+        node: NodeId,
+        key: SharedKey,
+        peers: BTreeMap<NodeId, SocketAddrV4>,
+    ) -> io::Result<Self> {
+        let socket = UdpSocket::bind(listen)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self { socket, key, node, peers, counters: LinkCounters::default() })
+    }
+
+    /// Sends it to the node that it names. Never waits: what the system doesn't take is counted and asked again in time.
+    pub fn send(&self, message: &Message) {
+        let Some(address) = self.peers.get(&message.to) else {
+            self.counters.strangers.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let datagram = wire::encode(message, &self.key);
+        let sent = SockRef::from(&self.socket).send_to_with_flags(&datagram, &(*address).into(), libc::MSG_DONTWAIT);
+        if sent.is_err() {
+            self.counters.unsent.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits for the next authentic datagram, at most for a tenth of a second. `buffer` has room for any datagram.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn receive(&self, buffer: &mut [u8; DATAGRAM_BYTES_MAX]) -> io::Result<Option<Received>> {
+        let length = match self.socket.recv(buffer) {
+            Ok(length) => length,
+            // Also an error message of the network about something sent earlier.
+            Err(error) if is_passing(&error) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let datagram = &buffer[..length];
+        let (drop, what) = if Announcement::is_one(datagram) {
+            match Announcement::open(datagram, &self.key) {
+                Some(announcement) => return Ok(Some(Received::Death(announcement))),
+                None => (&self.counters.forged, "a notice of death not written with our key"),
+            }
+        } else {
+            match wire::decode(datagram, &self.key) {
+                Ok(message) if message.to == self.node && self.peers.contains_key(&message.from) => {
+                    return Ok(Some(Received::Message(message)));
+                }
+                Ok(_) => (&self.counters.strangers, "an authentic message that names nodes of another configuration"),
+                Err(Refused::Forged) => (&self.counters.forged, "a message not written with our key"),
+                Err(Refused::Form) => (&self.counters.malformed, "no message of this protocol"),
+                Err(Refused::Version) => (&self.counters.malformed, "a message of another version of this protocol"),
+            }
+        };
+        let count = 1 + drop.fetch_add(1, Ordering::Relaxed);
+        if count.is_power_of_two() {
+            tracing::warn!(node = self.node.0, count, "votes: dropped {what}");
+        }
+        Ok(None)
+    }
+
+    /// What it dropped.
+    #[must_use]
+    pub fn counters(&self) -> &LinkCounters {
+        &self.counters
+    }
+
+    /// Who it talks with.
+    #[must_use]
+    pub fn peers(&self) -> &BTreeMap<NodeId, SocketAddrV4> {
+        &self.peers
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// When the system doesn't say.
+    pub fn address(&self) -> io::Result<std::net::SocketAddr> {
+        self.socket.local_addr()
+    }
+}
+
+fn is_passing(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, Interrupted, TimedOut, WouldBlock};
+    matches!(error.kind(), WouldBlock | TimedOut | Interrupted | ConnectionRefused)
+}
+
+/// After it a receiver looks whether it is to end.
+const PATIENCE: Duration = Duration::from_millis(100);

@@ -1,0 +1,257 @@
+//! What a voter keeps, on disk: synced before a vote is answered.
+//!
+//! ```text
+//!      0  slot 0 │ 4,096  slot 1                                   8,192 bytes, written whole when the file is made
+//!   slot: 0 magic "MDGVOTE1" │ 8 writes u64 │ 16 epoch u64 │ 24 incarnation u64 │ 32 longest lease ns u64
+//!         40 group u16 │ 42 zero u16 │ 44 CRC-32C of 0..44 u32                                     little-endian
+//! ```
+//! Writes go to the two slots in turn, so that a torn one leaves the one before; the slot with more writes counts. The
+//! room is there from the beginning: a disk that fills up later stops no vote. Whatever fails, the vote is not answered.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write as _},
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+};
+
+use mdgw_feeds::identity::{Epoch, GroupId};
+use mdgw_sys::file_lock::try_lock;
+
+use super::voter::Kept;
+use crate::{identity::Incarnation, timing::LEASE_NS_MAX};
+
+/// The file of one voter and one group. Locked as long as this lives: two voters with one file would vote twice.
+#[derive(Debug)]
+pub struct VoteFile {
+    path: PathBuf,
+    file: File,
+    group: GroupId,
+    writes: u64,
+    kept: Kept,
+}
+
+/// Why votes can't be kept.
+#[derive(Debug, thiserror::Error)]
+pub enum VoteFileError {
+    /// The operating system refused.
+    #[error("cannot {act} vote file {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        act: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+    /// It does not hold what this program writes.
+    #[error(
+        "vote file {} is damaged: {reason}; without it this voter could vote twice: restore the disk, or, while no \
+         gateway of the group runs, remove the file",
+        path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What does not fit.
+        reason: &'static str,
+    },
+    /// Another process uses it.
+    #[error("vote file {} is in use by another process", path.display())]
+    Busy {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl VoteFile {
+    /// Opens the group's file in `directory`, or makes it: then this voter has never voted.
+    ///
+    /// # Errors
+    /// When it can't be read, made or locked, or holds anything else.
+    pub fn open(directory: &Path, group: GroupId) -> Result<Self, VoteFileError> {
+        let path = directory.join(format!("group-{}.vote", group.0));
+        let failed = |act| {
+            let path = path.clone();
+            move |source| VoteFileError::Io { act, path, source }
+        };
+        fs::create_dir_all(directory).map_err(failed("make the directory of"))?;
+        if !path.try_exists().map_err(failed("look for"))? {
+            make(directory, &path, group).map_err(failed("make"))?;
+        }
+        let file = File::options().read(true).write(true).open(&path).map_err(failed("open"))?;
+        if !try_lock(&file).map_err(failed("lock"))? {
+            return Err(VoteFileError::Busy { path });
+        }
+        let length = file.metadata().map_err(failed("read"))?.len();
+        let damaged = |reason| VoteFileError::Damaged { path: path.clone(), reason };
+        if length != FILE_BYTES {
+            return Err(damaged("its length is not that of a vote file"));
+        }
+        let mut found: Option<Slot> = None;
+        for slot in 0..2 {
+            let mut bytes = [0; SLOT_BYTES];
+            file.read_exact_at(&mut bytes, slot * SLOT_STRIDE_BYTES).map_err(failed("read"))?;
+            found = found.into_iter().chain(Slot::parse(&bytes)).max_by_key(|slot| slot.writes);
+        }
+        let Some(Slot { writes, group: written, kept }) = found else { return Err(damaged("neither half is whole")) };
+        if written != group {
+            return Err(damaged("it is another group's"));
+        }
+        if kept.lease_ns_max > LEASE_NS_MAX {
+            return Err(damaged("no lease is that long"));
+        }
+        Ok(Self { path, file, group, writes, kept })
+    }
+
+    /// What is on disk.
+    #[must_use]
+    pub fn kept(&self) -> Kept {
+        self.kept
+    }
+
+    /// Puts it on disk: it is there when this returns.
+    ///
+    /// # Errors
+    /// When it may not be there. What was there before is then still there, or this.
+    pub fn store(&mut self, kept: Kept) -> Result<(), VoteFileError> {
+        let failed = |act| {
+            let path = self.path.clone();
+            move |source| VoteFileError::Io { act, path, source }
+        };
+        let writes = self.writes + 1;
+        let bytes = Slot { writes, group: self.group, kept }.to_bytes();
+        self.file.write_all_at(&bytes, (writes % 2) * SLOT_STRIDE_BYTES).map_err(failed("write"))?;
+        self.file.sync_data().map_err(failed("sync"))?;
+        // After a failure the same half is written again: the other one is what certainly is there.
+        (self.writes, self.kept) = (writes, kept);
+        Ok(())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Slot {
+    writes: u64,
+    group: GroupId,
+    kept: Kept,
+}
+
+impl Slot {
+    fn parse(bytes: &[u8; SLOT_BYTES]) -> Option<Self> {
+        let (body, sum) = bytes.split_last_chunk::<4>()?;
+        let (magic, body) = body.split_first_chunk::<8>()?;
+        let (numbers, rest) = body.as_chunks::<8>();
+        let [writes, epoch, incarnation, lease_ns_max] = numbers else { return None };
+        let [low, high, 0, 0] = rest else { return None };
+        let is_whole = magic == MAGIC && u32::from_le_bytes(*sum) == crc32c::crc32c(&bytes[..SLOT_BYTES - 4]);
+        let number = |bytes: &[u8; 8]| u64::from_le_bytes(*bytes);
+        let kept = Kept {
+            epoch: Epoch(number(epoch)),
+            incarnation: Incarnation(number(incarnation)),
+            lease_ns_max: number(lease_ns_max),
+        };
+        is_whole.then(|| Self { writes: number(writes), group: GroupId(u16::from_le_bytes([*low, *high])), kept })
+    }
+
+    fn to_bytes(self) -> [u8; SLOT_BYTES] {
+        let Kept { epoch, incarnation, lease_ns_max } = self.kept;
+        let mut bytes = MAGIC.to_vec();
+        bytes
+            .extend([self.writes, epoch.0, incarnation.0, lease_ns_max].iter().flat_map(|number| number.to_le_bytes()));
+        bytes.extend(self.group.0.to_le_bytes());
+        bytes.extend([0, 0]);
+        bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
+        bytes.try_into().unwrap_or_else(|_| unreachable!("8 + 4 x 8 + 2 + 2 + 4 bytes"))
+    }
+}
+
+/// Whole, under another name first: a crash leaves no half of a file.
+fn make(directory: &Path, path: &Path, group: GroupId) -> io::Result<()> {
+    let new_path = path.with_extension("new");
+    let mut file = File::create(&new_path)?;
+    let mut bytes = vec![0; usize::try_from(FILE_BYTES).unwrap_or_else(|_| unreachable!("8 KiB"))];
+    bytes[..SLOT_BYTES].copy_from_slice(&Slot { writes: 0, group, kept: Kept::default() }.to_bytes());
+    file.write_all(&bytes)?;
+    file.sync_all()?;
+    fs::rename(&new_path, path)?;
+    File::open(directory)?.sync_all()
+}
+
+const MAGIC: &[u8; 8] = b"MDGVOTE1";
+const SLOT_BYTES: usize = 48;
+/// A block of the disk each, so that writing one can't tear the other.
+const SLOT_STRIDE_BYTES: u64 = 4_096;
+const FILE_BYTES: u64 = 2 * SLOT_STRIDE_BYTES;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GROUP: GroupId = GroupId(7);
+
+    fn kept(count: u64) -> Kept {
+        Kept { epoch: Epoch::new(count, 2), incarnation: Incarnation(count + 1), lease_ns_max: 100_000_000 }
+    }
+
+    #[test]
+    fn votes_outlive_the_voter_and_a_torn_write_leaves_the_one_before() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut file = VoteFile::open(directory.path(), GROUP).unwrap();
+        assert_eq!(file.kept(), Kept::default());
+        for count in 1..=5 {
+            file.store(kept(count)).unwrap();
+        }
+        drop(file);
+        let mut file = VoteFile::open(directory.path(), GROUP).unwrap();
+        assert_eq!(file.kept(), kept(5));
+        file.store(kept(6)).unwrap();
+        let path = file.path.clone();
+        drop(file);
+        // Every way in which the last write, to the first half, can be torn: of its bytes, so many are the new ones.
+        let whole = fs::read(&path).unwrap();
+        for new_bytes in 0..SLOT_BYTES {
+            let mut torn = whole.clone();
+            let old = Slot { writes: 4, group: GROUP, kept: kept(4) }.to_bytes();
+            torn[new_bytes..SLOT_BYTES].copy_from_slice(&old[new_bytes..]);
+            fs::write(&path, &torn).unwrap();
+            let found = VoteFile::open(directory.path(), GROUP).unwrap().kept();
+            assert!(found == kept(5) || torn == whole, "{new_bytes} bytes: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_second_voter_and_damage_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = VoteFile::open(directory.path(), GROUP).unwrap();
+        let path = file.path.clone();
+        assert!(matches!(VoteFile::open(directory.path(), GROUP), Err(VoteFileError::Busy { .. })));
+        drop(file);
+        let whole = fs::read(&path).unwrap();
+        let refused = |bytes: &[u8]| {
+            fs::write(&path, bytes).unwrap();
+            let error = VoteFile::open(directory.path(), GROUP).unwrap_err();
+            assert!(matches!(error, VoteFileError::Damaged { .. }), "{error}");
+        };
+        refused(&whole[..whole.len() - 1]);
+        refused(&[]);
+        for index in 0..SLOT_BYTES {
+            let mut damaged = whole.clone();
+            damaged[index] ^= 1;
+            refused(&damaged);
+        }
+        let mut other = whole.clone();
+        other[..SLOT_BYTES].copy_from_slice(&Slot { writes: 9, group: GroupId(8), kept: kept(1) }.to_bytes());
+        refused(&other);
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_not_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut file = VoteFile::open(directory.path(), GROUP).unwrap();
+        file.store(kept(1)).unwrap();
+        // As good as a failing disk: a descriptor that can't be written.
+        file.file = File::open(&file.path).unwrap();
+        assert!(matches!(file.store(kept(2)), Err(VoteFileError::Io { act: "write", .. })));
+        assert_eq!(file.kept(), kept(1));
+    }
+}

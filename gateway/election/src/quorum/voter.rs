@@ -1,0 +1,562 @@
+//! A voter: whom it promised what, and what of that it keeps over a restart. Pure: time comes in, what is to be sent
+//! and stored comes out.
+//!
+//! Kept on disk: generation and candidate of its last vote (one [`Epoch`]) with the candidate's start, and the longest
+//! lease that it ever granted. A vote, and a longer lease than ever, are stored before they are answered; a renewal costs
+//! no sync. After its start a voter can't know whom it had promised what: so it votes for nobody new for as long as any
+//! promise can still run, but follows whoever has won a generation, and says again what it has voted.
+
+use std::collections::BTreeMap;
+
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
+
+use super::message::{Bound, Demand, HandOver, Refusal, Reply, Request, Ticket, Verdict, VoterSession};
+use crate::{
+    core::PeerView,
+    fitness::{Fitness, Standing},
+    identity::{DeathNotice, Incarnation, NodeId},
+    timing::{LEASE_NS_MAX, drift_ns},
+};
+
+/// One voter of one group.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Voter {
+    session: VoterSession,
+    /// ρ as configured.
+    rate_error_ppm: u32,
+    /// What the time daemon makes this clock deviate by now.
+    clock_error_ppm: u32,
+    started: MonoNs,
+    /// What is on disk.
+    kept: Kept,
+    /// What may be on disk soon. No second one is begun meanwhile.
+    writing: Option<Writing>,
+    store_count: u64,
+    promise: Option<Promise>,
+    /// A leadership or candidacy that is over for good, the last one told.
+    ended: Option<(Epoch, Incarnation)>,
+    askers: BTreeMap<NodeId, Asker>,
+    safeguards: Safeguards,
+}
+
+/// What a voter keeps on disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Kept {
+    /// Its last vote: the generation, and for which node.
+    pub epoch: Epoch,
+    /// For which start of that node.
+    pub incarnation: Incarnation,
+    /// The longest lease that it ever granted, ns.
+    pub lease_ns_max: u64,
+}
+
+/// What can come.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum VoterInput {
+    /// An authenticated request of that node.
+    Request {
+        /// Who sent it.
+        from: NodeId,
+        /// What it says.
+        request: Request,
+    },
+    /// That store is on disk.
+    Stored(StoreTicket),
+    /// That store failed: whether it is on disk is not known.
+    NotStored(StoreTicket),
+    /// That process has ended: authenticated knowledge.
+    Died(DeathNotice),
+    /// The rate of this clock is off by so much, parts per million.
+    ClockRate(u32),
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum VoterOutput {
+    /// Send it.
+    Reply {
+        /// To whom.
+        to: NodeId,
+        /// What.
+        reply: Reply,
+    },
+    /// Put it on disk, synced, and say so.
+    Store {
+        /// Names it.
+        ticket: StoreTicket,
+        /// What to keep.
+        kept: Kept,
+    },
+}
+
+/// How a leadership or candidacy ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// Its gateway said so.
+    Released,
+    /// Its process has ended.
+    Died,
+}
+
+/// Names a store within a start of a voter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StoreTicket(pub u64);
+
+/// Safeguards that a check may switch off, to show that it would notice. All are on in every product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Safeguards {
+    /// A voter sits out the longest lease after its start.
+    pub sits_out: bool,
+    /// A candidate polls before it spends a generation.
+    pub polls: bool,
+    /// An answer counts only for the request whose ticket it repeats.
+    pub checks_tickets: bool,
+}
+
+impl Safeguards {
+    /// As in every product.
+    pub const ALL: Self = Self { sits_out: true, polls: true, checks_tickets: true };
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Promise {
+    epoch: Epoch,
+    incarnation: Incarnation,
+    until: MonoNs,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Writing {
+    ticket: StoreTicket,
+    kept: Kept,
+    claim: Claim,
+}
+
+/// A promise that is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Claim {
+    epoch: Epoch,
+    incarnation: Incarnation,
+    lease_ns: u64,
+    /// Who is to be told.
+    askers: Vec<(NodeId, Ticket)>,
+}
+
+/// What is known of a candidate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Asker {
+    incarnation: Incarnation,
+    /// Of its last request: numbers grow.
+    number: u64,
+    fitness: Fitness,
+    standing: Standing,
+    heard: MonoNs,
+    /// Its last start that is known to have ended.
+    dead: Option<Incarnation>,
+}
+
+impl Asker {
+    fn stands(&self) -> bool {
+        self.standing == Standing::Stands && self.dead.is_none_or(|dead| self.incarnation > dead)
+    }
+}
+
+impl Voter {
+    /// Starts at `now` with what was on disk.
+    #[must_use]
+    pub fn new(now: MonoNs, kept: Kept, session: VoterSession, rate_error_ppm: u32) -> Self {
+        Self {
+            session,
+            rate_error_ppm,
+            clock_error_ppm: 0,
+            started: now,
+            kept,
+            writing: None,
+            store_count: 0,
+            promise: None,
+            ended: None,
+            askers: BTreeMap::new(),
+            safeguards: Safeguards::ALL,
+        }
+    }
+
+    /// For checks that want to see what each safeguard is good for.
+    #[must_use]
+    pub fn with_safeguards(self, safeguards: Safeguards) -> Self {
+        Self { safeguards, ..self }
+    }
+
+    /// Takes one input at `now`, which never runs backwards.
+    pub fn step(&mut self, now: MonoNs, input: VoterInput) -> Vec<VoterOutput> {
+        match input {
+            VoterInput::Request { from, request } => self.on_request(now, from, &request),
+            VoterInput::Stored(ticket) => self.on_stored(now, ticket),
+            VoterInput::NotStored(ticket) => {
+                // No answer was given, so nothing was promised. The candidate asks again.
+                self.writing.take_if(|writing| writing.ticket == ticket);
+                Vec::new()
+            }
+            VoterInput::Died(notice) => {
+                self.on_death(notice.holder, notice.incarnation);
+                Vec::new()
+            }
+            VoterInput::ClockRate(error_ppm) => {
+                self.clock_error_ppm = error_ppm;
+                Vec::new()
+            }
+        }
+    }
+
+    /// Whom it is bound to at `now`.
+    #[must_use]
+    pub fn bound(&self, now: MonoNs) -> Option<Bound> {
+        let Promise { epoch, incarnation, until } = self.promise.as_ref()?;
+        let rest_ns = until.since(now);
+        (rest_ns > 0).then_some(Bound { epoch: *epoch, incarnation: *incarnation, rest_ns })
+    }
+
+    /// Whether that leadership or candidacy is known to be over, and whether because its process has ended.
+    #[must_use]
+    pub fn knows_over(&self, epoch: Epoch, incarnation: Incarnation) -> Option<Over> {
+        let dead = self.askers.get(&NodeId::of(epoch)).and_then(|asker| asker.dead);
+        if dead.is_some_and(|dead| incarnation <= dead) {
+            Some(Over::Died)
+        } else {
+            (self.ended == Some((epoch, incarnation))).then_some(Over::Released)
+        }
+    }
+
+    /// Whom it promised last, whether or not that still runs.
+    #[must_use]
+    pub fn promised(&self) -> Option<(Epoch, Incarnation)> {
+        self.promise.as_ref().map(|promise| (promise.epoch, promise.incarnation))
+    }
+
+    /// When its last promise ends or ended.
+    #[must_use]
+    pub fn bound_until(&self) -> Option<MonoNs> {
+        self.promise.as_ref().map(|promise| promise.until)
+    }
+
+    /// Until when it votes for nobody new after its start, where candidates ask for `lease_ns`.
+    #[must_use]
+    pub fn sits_out_until(&self, lease_ns: u64) -> MonoNs {
+        if !self.safeguards.sits_out {
+            return self.started;
+        }
+        // Without a file it may be a first start or a lost disk: at least one lease of the asker's.
+        self.started.plus(self.wait_ns(lease_ns.max(self.kept.lease_ns_max)))
+    }
+
+    /// The highest epoch that it knows, by vote or promise.
+    #[must_use]
+    pub fn highest(&self) -> Epoch {
+        let promised = self.promise.as_ref().map_or_else(Epoch::default, |promise| promise.epoch);
+        let writing = self.writing.as_ref().map_or_else(Epoch::default, |writing| writing.kept.epoch);
+        self.kept.epoch.max(promised).max(writing)
+    }
+
+    /// What is on disk.
+    #[must_use]
+    pub fn kept(&self) -> Kept {
+        self.kept
+    }
+
+    /// Its start.
+    #[must_use]
+    pub fn session(&self) -> VoterSession {
+        self.session
+    }
+
+    /// How fit that gateway is, as known at `now` without a message: the one that this voter belongs to.
+    pub fn hear(&mut self, now: MonoNs, node: NodeId, fitness: Fitness, standing: Standing) {
+        let asker = self.askers.entry(node).or_default();
+        *asker = Asker { fitness, standing, heard: now, ..*asker };
+    }
+
+    fn on_request(&mut self, now: MonoNs, from: NodeId, request: &Request) -> Vec<VoterOutput> {
+        if !(1..=LEASE_NS_MAX).contains(&request.lease_ns) {
+            return Vec::new();
+        }
+        // True for good, whoever repeats it: needs no proof of being new.
+        match &request.demand {
+            Demand::Died(notice) => {
+                self.on_death(notice.holder, notice.incarnation);
+                return self.reply(now, from, request.ticket, Verdict::Granted);
+            }
+            Demand::Release(epoch) => {
+                if NodeId::of(*epoch) != from {
+                    return Vec::new();
+                }
+                self.on_release(from, *epoch, request);
+                return self.reply(now, from, request.ticket, Verdict::Granted);
+            }
+            _ => {}
+        }
+        let asker = self.askers.entry(from).or_default();
+        if request.incarnation < asker.incarnation {
+            return self.refuse(now, from, request, Refusal::OldIncarnation);
+        }
+        if request.session != self.session {
+            return self.refuse(now, from, request, Refusal::Session);
+        }
+        if request.incarnation > asker.incarnation {
+            *asker = Asker { incarnation: request.incarnation, number: 0, ..*asker };
+        }
+        if request.ticket.number <= asker.number {
+            return Vec::new();
+        }
+        let Request { fitness, standing, incarnation, lease_ns, .. } = *request;
+        *asker = Asker { number: request.ticket.number, fitness, standing, heard: now, ..*asker };
+        if asker.dead.is_some_and(|dead| incarnation <= dead) {
+            return self.refuse(now, from, request, Refusal::Ended);
+        }
+        match &request.demand {
+            Demand::Poll => {
+                let verdict = self.would(now, from, request).map_or(Verdict::Granted, Verdict::Refused);
+                self.reply(now, from, request.ticket, verdict)
+            }
+            Demand::Vote(epoch) if NodeId::of(*epoch) == from => {
+                let claim = Claim { epoch: *epoch, incarnation, lease_ns, askers: vec![(from, request.ticket)] };
+                self.claim(now, claim, (from, incarnation))
+            }
+            Demand::Renew(epoch) if NodeId::of(*epoch) == from => self.renew(now, from, request, *epoch),
+            Demand::HandOver(hand_over) if NodeId::of(hand_over.from) == from => {
+                self.hand_over(now, from, request, hand_over)
+            }
+            // An epoch of another node, or what is not for voters.
+            _ => Vec::new(),
+        }
+    }
+
+    /// What stands against a vote for that candidate under a new generation.
+    fn would(&self, now: MonoNs, from: NodeId, request: &Request) -> Option<Refusal> {
+        let bound_to = |bound: Bound| (NodeId::of(bound.epoch), bound.incarnation);
+        if self.bound(now).is_some_and(|bound| bound_to(bound) != (from, request.incarnation)) {
+            return Some(Refusal::Bound);
+        }
+        if self.writing.as_ref().is_some_and(|writing| NodeId::of(writing.kept.epoch) != from) {
+            return Some(Refusal::Bound);
+        }
+        if now < self.sits_out_until(request.lease_ns) {
+            return Some(Refusal::SittingOut);
+        }
+        let fresh_ns = self.wait_ns(request.lease_ns);
+        let is_fitter = |(node, asker): (&NodeId, &Asker)| {
+            *node != from
+                && asker.stands()
+                && now.since(asker.heard) < fresh_ns
+                && request.fitness.is_worse_than(&asker.fitness)
+        };
+        self.askers.iter().any(is_fitter).then_some(Refusal::Fitter)
+    }
+
+    /// Votes, or moves a promise: both need the disk. `mover`: whose promise may be moved.
+    fn claim(&mut self, now: MonoNs, claim: Claim, mover: (NodeId, Incarnation)) -> Vec<VoterOutput> {
+        let Claim { epoch, incarnation, lease_ns, .. } = claim;
+        if let Err(refusal) = self.check(now, &claim, mover) {
+            return self.answer(now, &claim, Verdict::Refused(refusal));
+        }
+        let is_on_record = (self.kept.epoch, self.kept.incarnation) == (epoch, incarnation);
+        if is_on_record && lease_ns <= self.kept.lease_ns_max {
+            self.bind(now, epoch, incarnation, lease_ns);
+            return self.answer(now, &claim, Verdict::Granted);
+        }
+        self.store(Kept { epoch, incarnation, lease_ns_max: lease_ns.max(self.kept.lease_ns_max) }, claim)
+    }
+
+    fn check(&self, now: MonoNs, claim: &Claim, mover: (NodeId, Incarnation)) -> Result<(), Refusal> {
+        let claimed = (claim.epoch, claim.incarnation);
+        let target = (NodeId::of(claim.epoch), claim.incarnation);
+        if self.ended == Some(claimed) {
+            return Err(Refusal::Ended);
+        }
+        if self.askers.get(&target.0).and_then(|asker| asker.dead).is_some_and(|dead| claim.incarnation <= dead) {
+            return Err(Refusal::Ended);
+        }
+        // One vote per generation, for one start of one node.
+        let is_on_record = (self.kept.epoch, self.kept.incarnation) == claimed;
+        if claim.epoch.count() < self.highest().count()
+            || (claim.epoch.count() == self.kept.epoch.count() && !is_on_record)
+            || self.promise.as_ref().is_some_and(|promise| {
+                promise.epoch.count() == claim.epoch.count() && (promise.epoch, promise.incarnation) != claimed
+            })
+        {
+            return Err(Refusal::Outdated);
+        }
+        if let Some(bound) = self.bound(now) {
+            let holder = (NodeId::of(bound.epoch), bound.incarnation);
+            if holder != mover && holder != target {
+                return Err(Refusal::Bound);
+            }
+        }
+        if self.writing.as_ref().is_some_and(|writing| (writing.kept.epoch, writing.kept.incarnation) != claimed) {
+            return Err(Refusal::Bound);
+        }
+        if now < self.sits_out_until(claim.lease_ns) && !is_on_record {
+            return Err(Refusal::SittingOut);
+        }
+        Ok(())
+    }
+
+    /// Of who has won the epoch's generation: whatever was promised under lower ones is over for a majority.
+    fn renew(&mut self, now: MonoNs, from: NodeId, request: &Request, epoch: Epoch) -> Vec<VoterOutput> {
+        let Request { incarnation, lease_ns, ticket, .. } = *request;
+        if self.ended == Some((epoch, incarnation)) {
+            return self.refuse(now, from, request, Refusal::Ended);
+        }
+        if self.overrules(now, epoch, incarnation, lease_ns) {
+            return self.refuse(now, from, request, Refusal::Outdated);
+        }
+        let claim = Claim { epoch, incarnation, lease_ns, askers: vec![(from, ticket)] };
+        if lease_ns > self.kept.lease_ns_max {
+            // What it sits out after a restart must be on disk first. The vote on record stays what it was.
+            return self.store(Kept { lease_ns_max: lease_ns, ..self.kept }, claim);
+        }
+        self.bind(now, epoch, incarnation, lease_ns);
+        self.answer(now, &claim, Verdict::Granted)
+    }
+
+    /// Whether what it voted or promised stands against following the winner of that epoch.
+    fn overrules(&self, now: MonoNs, epoch: Epoch, incarnation: Incarnation, lease_ns: u64) -> bool {
+        if self.writing.as_ref().is_some_and(|writing| writing.kept.epoch.count() > epoch.count()) {
+            return true;
+        }
+        let is_other = |promise: &&Promise| (promise.epoch, promise.incarnation) != (epoch, incarnation);
+        if let Some(promise) = self.promise.as_ref().filter(is_other) {
+            if promise.epoch.count() == epoch.count() {
+                // A vote for a candidate that lost is overruled by who won; a winner is overruled by nobody.
+                return promise.epoch != self.kept.epoch;
+            }
+            if promise.epoch.count() > epoch.count() && self.bound(now).is_some() {
+                return true;
+            }
+        }
+        // A vote for a higher generation counts for its candidate as long as it binds. That is over, or else it may
+        // have bound before the start: then nobody knows.
+        self.kept.epoch.count() > epoch.count() && now < self.sits_out_until(lease_ns)
+    }
+
+    fn hand_over(&mut self, now: MonoNs, from: NodeId, request: &Request, hand_over: &HandOver) -> Vec<VoterOutput> {
+        let HandOver { to, incarnation, lease_ns, ticket, .. } = *hand_over;
+        if to.count() <= hand_over.from.count() || !(1..=LEASE_NS_MAX).contains(&lease_ns) {
+            return Vec::new();
+        }
+        let claim =
+            Claim { epoch: to, incarnation, lease_ns, askers: vec![(from, request.ticket), (NodeId::of(to), ticket)] };
+        let has_moved = self.bound(now).is_some_and(|bound| (bound.epoch, bound.incarnation) == (to, incarnation));
+        if has_moved {
+            // Asked again: the promise runs since the first time and is not made longer in another's name.
+            return self.answer(now, &claim, Verdict::Granted);
+        }
+        if self.promise.as_ref().is_some_and(|promise| {
+            (NodeId::of(promise.epoch), promise.incarnation) == (from, request.incarnation)
+                && promise.epoch != hand_over.from
+        }) {
+            // What it holds by now is another leadership than the one that it gives away.
+            return self.refuse(now, from, request, Refusal::Outdated);
+        }
+        self.claim(now, claim, (from, request.incarnation))
+    }
+
+    /// The fittest of those that [`Self::standing`] names.
+    #[must_use]
+    pub fn fittest(&self, now: MonoNs, own: NodeId, fresh_ns: u64) -> Option<NodeId> {
+        // Among equals the lowest number, so that the choice can be repeated.
+        let others = self.standing(now, own, fresh_ns);
+        others.max_by_key(|(node, fitness)| (fitness.class(), std::cmp::Reverse(*node))).map(|(node, _)| node)
+    }
+
+    /// Whoever stands and was heard within `fresh_ns`, but for `own`, and how fit it is.
+    pub fn standing(&self, now: MonoNs, own: NodeId, fresh_ns: u64) -> impl Iterator<Item = (NodeId, Fitness)> {
+        let stands = move |(node, asker): &(&NodeId, &Asker)| {
+            **node != own && asker.stands() && now.since(asker.heard) < fresh_ns
+        };
+        self.askers.iter().filter(stands).map(|(node, asker)| (*node, asker.fitness))
+    }
+
+    /// What each has said of itself.
+    pub fn heard(&self) -> impl Iterator<Item = (NodeId, PeerView)> {
+        self.askers.iter().map(|(node, asker)| {
+            (*node, PeerView { heard_at: asker.heard, fitness: asker.fitness, can_lead: asker.stands() })
+        })
+    }
+
+    fn on_release(&mut self, node: NodeId, epoch: Epoch, request: &Request) {
+        let incarnation = request.incarnation;
+        self.ended = Some((epoch, incarnation));
+        self.promise.take_if(|promise| (promise.epoch, promise.incarnation) == (epoch, incarnation));
+        if let Some(asker) = self.askers.get_mut(&node).filter(|asker| asker.incarnation <= incarnation) {
+            // Whether it will stand again: nobody is to be refused for its sake if it won't.
+            asker.standing = request.standing;
+        }
+    }
+
+    fn on_death(&mut self, node: NodeId, incarnation: Incarnation) {
+        let asker = self.askers.entry(node).or_default();
+        asker.dead = asker.dead.max(Some(incarnation));
+        self.promise.take_if(|promise| NodeId::of(promise.epoch) == node && promise.incarnation == incarnation);
+    }
+
+    fn on_stored(&mut self, now: MonoNs, ticket: StoreTicket) -> Vec<VoterOutput> {
+        let Some(writing) = self.writing.take_if(|writing| writing.ticket == ticket) else { return Vec::new() };
+        self.kept = writing.kept;
+        let Claim { epoch, incarnation, lease_ns, .. } = writing.claim;
+        // Meanwhile somebody may have won a higher generation, or the asker may have ended.
+        let is_over = self.ended == Some((epoch, incarnation))
+            || self.bound(now).is_some_and(|bound| bound.epoch.count() > epoch.count())
+            || self.promise.as_ref().is_some_and(|promise| {
+                promise.epoch.count() == epoch.count() && (promise.epoch, promise.incarnation) != (epoch, incarnation)
+            })
+            || self.askers.get(&NodeId::of(epoch)).and_then(|asker| asker.dead).is_some_and(|dead| incarnation <= dead);
+        if is_over {
+            return Vec::new();
+        }
+        self.bind(now, epoch, incarnation, lease_ns);
+        self.answer(now, &writing.claim, Verdict::Granted)
+    }
+
+    fn store(&mut self, kept: Kept, claim: Claim) -> Vec<VoterOutput> {
+        if let Some(writing) = &mut self.writing {
+            if writing.kept == kept {
+                // Asked again before it was answered: the newer question is answered.
+                writing.claim = claim;
+            }
+            return Vec::new();
+        }
+        self.store_count += 1;
+        let ticket = StoreTicket(self.store_count);
+        self.writing = Some(Writing { ticket, kept, claim });
+        vec![VoterOutput::Store { ticket, kept }]
+    }
+
+    fn bind(&mut self, now: MonoNs, epoch: Epoch, incarnation: Incarnation, lease_ns: u64) {
+        let mut until = now.plus(self.wait_ns(lease_ns));
+        if let Some(promise) = &self.promise
+            && (NodeId::of(promise.epoch), promise.incarnation) == (NodeId::of(epoch), incarnation)
+        {
+            until = until.max(promise.until);
+        }
+        self.promise = Some(Promise { epoch, incarnation, until });
+    }
+
+    /// L on a clock that may be fast, rounded up.
+    fn wait_ns(&self, lease_ns: u64) -> u64 {
+        lease_ns.saturating_add(drift_ns(lease_ns, self.rate_error_ppm.max(self.clock_error_ppm)))
+    }
+
+    fn answer(&self, now: MonoNs, claim: &Claim, verdict: Verdict) -> Vec<VoterOutput> {
+        claim.askers.iter().flat_map(|(to, ticket)| self.reply(now, *to, *ticket, verdict)).collect()
+    }
+
+    fn refuse(&self, now: MonoNs, to: NodeId, request: &Request, refusal: Refusal) -> Vec<VoterOutput> {
+        self.reply(now, to, request.ticket, Verdict::Refused(refusal))
+    }
+
+    fn reply(&self, now: MonoNs, to: NodeId, ticket: Ticket, verdict: Verdict) -> Vec<VoterOutput> {
+        // Also a generation that was spent in vain is spent.
+        let highest = self.highest().max(self.ended.map_or_else(Epoch::default, |(epoch, _)| epoch));
+        let reply = Reply { ticket, session: self.session, highest, promise: self.bound(now), verdict };
+        vec![VoterOutput::Reply { to, reply }]
+    }
+}

@@ -1,0 +1,425 @@
+//! A message as a datagram. Little-endian.
+//!
+//! ```text
+//!   0 magic "MDGV" u32 │ 4 version u8 │ 5 kind u8 │ 6 from u8 │ 7 to u8 │ 8 group u16
+//!  10 body, by kind
+//!  -32 tag: HMAC-SHA256 over all before it
+//! ```
+//! Sender, receiver and group stand under the tag, so that no message counts for another place. Body of a request:
+//! ticket (nonce, number), incarnation, session, lease, fitness, standing, then what the kind needs; of a reply: ticket,
+//! session, highest epoch, promise, verdict. Everything is checked; what doesn't fit is no message.
+
+use std::collections::BTreeMap;
+
+use mdgw_feeds::{
+    identity::{Epoch, GroupId, Sequence, Session},
+    published::position::StreamPosition,
+};
+
+use super::message::{Body, Bound, Demand, HandOver, Message, Refusal, Reply, Request, Ticket, Verdict, VoterSession};
+use crate::{
+    auth::{Purpose, SharedKey, TAG_BYTES, Tag},
+    fitness::{Fitness, Standing},
+    identity::{DeathNotice, Incarnation, NodeId},
+    record::PeerStamp,
+};
+
+/// The datagram, with its tag.
+#[must_use]
+pub fn encode(message: &Message, key: &SharedKey) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(192);
+    bytes.extend(MAGIC);
+    bytes.extend([VERSION, kind_of(&message.body), message.from.0, message.to.0]);
+    bytes.extend(message.group.0.to_le_bytes());
+    match &message.body {
+        Body::Request(request) => write_request(&mut bytes, request),
+        Body::Reply(reply) => write_reply(&mut bytes, reply),
+    }
+    let tag = key.tag(Purpose::Vote, &[&bytes]);
+    bytes.extend(tag);
+    bytes
+}
+
+/// Checks a datagram: first that somebody with the key wrote it, then everything else.
+///
+/// # Errors
+/// Why it is dropped.
+pub fn decode(datagram: &[u8], key: &SharedKey) -> Result<Message, Refused> {
+    let (bytes, tag) = datagram.split_last_chunk::<TAG_BYTES>().ok_or(Refused::Form)?;
+    let tag: &Tag = tag;
+    if !bytes.starts_with(&MAGIC) {
+        return Err(Refused::Form);
+    }
+    if !key.is_tag(Purpose::Vote, &[bytes], tag) {
+        return Err(Refused::Forged);
+    }
+    let mut reader = Reader(bytes);
+    reader.take::<4>().ok_or(Refused::Form)?;
+    if reader.u8().ok_or(Refused::Form)? != VERSION {
+        return Err(Refused::Version);
+    }
+    let message = read(&mut reader).ok_or(Refused::Form)?;
+    if reader.0.is_empty() { Ok(message) } else { Err(Refused::Form) }
+}
+
+/// Why a datagram is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// Not one of ours.
+    #[error("not a message of this protocol")]
+    Form,
+    /// Its tag is not over these bytes under our key.
+    #[error("not written with our key")]
+    Forged,
+    /// Of another release.
+    #[error("of another version of this protocol")]
+    Version,
+}
+
+const MAGIC: [u8; 4] = *b"MDGV";
+const VERSION: u8 = 1;
+
+/// What one UDP datagram can hold over IPv4.
+pub const DATAGRAM_BYTES_MAX: usize = 65_507;
+
+/// Channels whose positions fit a hand-over, with room for the rest.
+pub const POSITIONS_MAX: usize = 2_000;
+const POSITION_BYTES: usize = 2 + Session::BYTES + 8 + 2;
+const _: () = assert!(POSITIONS_MAX * POSITION_BYTES + 512 < DATAGRAM_BYTES_MAX);
+
+const POLL: u8 = 1;
+const VOTE: u8 = 2;
+const RENEW: u8 = 3;
+const RELEASE: u8 = 4;
+const PREPARE: u8 = 5;
+const HAND_OVER: u8 = 6;
+const DIED: u8 = 7;
+const REPLY: u8 = 16;
+
+const GRANTED: u8 = 0;
+const PREPARED: u8 = 1;
+/// Refusals follow, in the order of [`REFUSALS`].
+const REFUSED: u8 = 2;
+const REFUSALS: [Refusal; 8] = [
+    Refusal::Session,
+    Refusal::Bound,
+    Refusal::Outdated,
+    Refusal::SittingOut,
+    Refusal::Ended,
+    Refusal::Fitter,
+    Refusal::OldIncarnation,
+    Refusal::Unwilling,
+];
+
+fn kind_of(body: &Body) -> u8 {
+    match body {
+        Body::Reply(_) => REPLY,
+        Body::Request(request) => match &request.demand {
+            Demand::Poll => POLL,
+            Demand::Vote(_) => VOTE,
+            Demand::Renew(_) => RENEW,
+            Demand::Release(_) => RELEASE,
+            Demand::Prepare { .. } => PREPARE,
+            Demand::HandOver(_) => HAND_OVER,
+            Demand::Died(_) => DIED,
+        },
+    }
+}
+
+fn write_request(bytes: &mut Vec<u8>, request: &Request) {
+    let Request { ticket, incarnation, session, lease_ns, fitness, standing, demand } = request;
+    write_numbers(bytes, &[ticket.nonce, ticket.number, incarnation.0, session.0, *lease_ns]);
+    let flags = [fitness.output_unheard, fitness.log_failing, fitness.stalled, *standing == Standing::Stands];
+    bytes.push(flags.iter().enumerate().map(|(bit, flag)| u8::from(*flag) << bit).sum());
+    bytes.extend(fitness.channels_failed.to_le_bytes());
+    bytes.extend(fitness.channels_behind.to_le_bytes());
+    match demand {
+        Demand::Poll => {}
+        Demand::Vote(epoch) | Demand::Renew(epoch) | Demand::Release(epoch) => write_numbers(bytes, &[epoch.0]),
+        Demand::Prepare { from, to, moves } => write_numbers(bytes, &[from.0, to.0, u64::from(*moves)]),
+        Demand::Died(DeathNotice { holder, incarnation, epoch }) => {
+            write_numbers(bytes, &[u64::from(holder.0), incarnation.0, epoch.0]);
+        }
+        Demand::HandOver(hand_over) => write_hand_over(bytes, hand_over),
+    }
+}
+
+fn write_hand_over(bytes: &mut Vec<u8>, hand_over: &HandOver) {
+    let HandOver { from, to, incarnation, lease_ns, ticket, stamp, positions } = hand_over;
+    write_numbers(bytes, &[from.0, to.0, incarnation.0, *lease_ns, ticket.nonce, ticket.number, stamp.0]);
+    // Whoever lacks a position begins where it heard the other: later, but nothing is lost.
+    for (channel, position) in positions.iter().take(POSITIONS_MAX) {
+        bytes.extend(channel.to_le_bytes());
+        bytes.extend(position.session.to_bytes());
+        bytes.extend(position.sequence.0.to_le_bytes());
+        bytes.extend(position.part.to_le_bytes());
+    }
+}
+
+fn write_reply(bytes: &mut Vec<u8>, reply: &Reply) {
+    let Reply { ticket, session, highest, promise, verdict } = reply;
+    write_numbers(bytes, &[ticket.nonce, ticket.number, session.0, highest.0]);
+    // No epoch is 0 that was ever voted for.
+    let (epoch, incarnation, rest_ns) =
+        promise.map_or((0, 0, 0), |bound| (bound.epoch.0, bound.incarnation.0, bound.rest_ns));
+    write_numbers(bytes, &[epoch, incarnation, rest_ns]);
+    match verdict {
+        Verdict::Granted => bytes.push(GRANTED),
+        Verdict::Prepared { incarnation, ticket, stamp, lease_ns } => {
+            bytes.push(PREPARED);
+            write_numbers(bytes, &[incarnation.0, ticket.nonce, ticket.number, stamp.0, *lease_ns]);
+        }
+        Verdict::Refused(refusal) => {
+            let index = REFUSALS.iter().position(|known| known == refusal).and_then(|index| u8::try_from(index).ok());
+            bytes.push(REFUSED + index.unwrap_or_else(|| unreachable!("the table has all of them")));
+        }
+    }
+}
+
+fn write_numbers(bytes: &mut Vec<u8>, numbers: &[u64]) {
+    bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+}
+
+fn read(reader: &mut Reader<'_>) -> Option<Message> {
+    let kind = reader.u8()?;
+    let (from, to) = (NodeId(reader.u8()?), NodeId(reader.u8()?));
+    let group = GroupId(reader.u16()?);
+    let body =
+        if kind == REPLY { Body::Reply(read_reply(reader)?) } else { Body::Request(read_request(kind, reader)?) };
+    Some(Message { group, from, to, body })
+}
+
+fn read_request(kind: u8, reader: &mut Reader<'_>) -> Option<Request> {
+    let ticket = Ticket { nonce: reader.u64()?, number: reader.u64()? };
+    let incarnation = Incarnation(reader.u64()?);
+    let session = VoterSession(reader.u64()?);
+    let lease_ns = reader.u64()?;
+    let flags = reader.u8().filter(|flags| *flags < 1 << 4)?;
+    let flag = |bit: u8| flags >> bit & 1 == 1;
+    let fitness = Fitness {
+        output_unheard: flag(0),
+        log_failing: flag(1),
+        stalled: flag(2),
+        channels_failed: reader.u16()?,
+        channels_behind: reader.u16()?,
+    };
+    let standing = if flag(3) { Standing::Stands } else { Standing::Joins };
+    let demand = match kind {
+        POLL => Demand::Poll,
+        VOTE => Demand::Vote(reader.epoch()?),
+        RENEW => Demand::Renew(reader.epoch()?),
+        RELEASE => Demand::Release(reader.epoch()?),
+        PREPARE => {
+            Demand::Prepare { from: reader.epoch()?, to: reader.epoch()?, moves: u32::try_from(reader.u64()?).ok()? }
+        }
+        HAND_OVER => Demand::HandOver(read_hand_over(reader)?),
+        DIED => Demand::Died(DeathNotice {
+            holder: NodeId(u8::try_from(reader.u64()?).ok()?),
+            incarnation: Incarnation(reader.u64()?),
+            epoch: Epoch(reader.u64()?),
+        }),
+        _ => return None,
+    };
+    Some(Request { ticket, incarnation, session, lease_ns, fitness, standing, demand })
+}
+
+fn read_hand_over(reader: &mut Reader<'_>) -> Option<HandOver> {
+    let (from, to) = (reader.epoch()?, reader.epoch()?);
+    let incarnation = Incarnation(reader.u64()?);
+    let lease_ns = reader.u64()?;
+    let ticket = Ticket { nonce: reader.u64()?, number: reader.u64()? };
+    let stamp = PeerStamp(reader.u64()?);
+    let mut positions = BTreeMap::new();
+    while !reader.0.is_empty() {
+        let channel = reader.u16()?;
+        let session = Session::from_bytes(reader.take()?)?;
+        let position = StreamPosition { session, sequence: Sequence(reader.u64()?), part: reader.u16()? };
+        // They are written in the order of their channels, each once: one meaning has one form.
+        if positions.last_key_value().is_some_and(|(last, _)| *last >= channel) || positions.len() == POSITIONS_MAX {
+            return None;
+        }
+        positions.insert(channel, position);
+    }
+    Some(HandOver { from, to, incarnation, lease_ns, ticket, stamp, positions })
+}
+
+fn read_reply(reader: &mut Reader<'_>) -> Option<Reply> {
+    let ticket = Ticket { nonce: reader.u64()?, number: reader.u64()? };
+    let session = VoterSession(reader.u64()?);
+    let highest = Epoch(reader.u64()?);
+    let bound = Bound { epoch: Epoch(reader.u64()?), incarnation: Incarnation(reader.u64()?), rest_ns: reader.u64()? };
+    let nobody = Bound { epoch: Epoch(0), incarnation: Incarnation(0), rest_ns: 0 };
+    let promise = (bound != nobody).then_some(bound);
+    let verdict = match reader.u8()? {
+        GRANTED => Verdict::Granted,
+        PREPARED => Verdict::Prepared {
+            incarnation: Incarnation(reader.u64()?),
+            ticket: Ticket { nonce: reader.u64()?, number: reader.u64()? },
+            stamp: PeerStamp(reader.u64()?),
+            lease_ns: reader.u64()?,
+        },
+        code => Verdict::Refused(*REFUSALS.get(usize::from(code.checked_sub(REFUSED)?))?),
+    };
+    Some(Reply { ticket, session, highest, promise, verdict })
+}
+
+/// What is left to read.
+struct Reader<'b>(&'b [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (taken, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*taken)
+    }
+
+    fn u8(&mut self) -> Option<u8> {
+        self.take().map(u8::from_le_bytes)
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        self.take().map(u16::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    /// One that somebody can have asked for.
+    fn epoch(&mut self) -> Option<Epoch> {
+        self.u64().map(Epoch).filter(|epoch| epoch.count() > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mdgw_feeds::{identity::Feed, time::TradingDate};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn key() -> SharedKey {
+        SharedKey::new(&[7; 32])
+    }
+
+    fn demands() -> Vec<Demand> {
+        let (from, to) = (Epoch::new(4, 1), Epoch::new(5, 2));
+        let session =
+            Session { feed: Feed::IexDeep, date: TradingDate::from_yyyymmdd(20_170_425).unwrap(), restart: 1 };
+        let position = StreamPosition { session, sequence: Sequence(17), part: 3 };
+        let hand_over = HandOver {
+            from,
+            to,
+            incarnation: Incarnation(6),
+            lease_ns: 7,
+            ticket: Ticket { nonce: 8, number: 9 },
+            stamp: PeerStamp(10),
+            positions: BTreeMap::from([(1, position), (2, position)]),
+        };
+        vec![
+            Demand::Poll,
+            Demand::Vote(from),
+            Demand::Renew(from),
+            Demand::Release(from),
+            Demand::Prepare { from, to, moves: 3 },
+            Demand::HandOver(hand_over),
+            Demand::Died(DeathNotice { holder: NodeId(1), incarnation: Incarnation(2), epoch: from }),
+        ]
+    }
+
+    fn messages() -> Vec<Message> {
+        let ticket = Ticket { nonce: 1, number: 2 };
+        let request = |demand| {
+            Body::Request(Request {
+                ticket,
+                incarnation: Incarnation(3),
+                session: VoterSession(4),
+                lease_ns: 5,
+                fitness: Fitness { log_failing: true, channels_behind: 300, ..Fitness::default() },
+                standing: Standing::Stands,
+                demand,
+            })
+        };
+        let bound = Bound { epoch: Epoch::new(3, 2), incarnation: Incarnation(1), rest_ns: 9 };
+        let reply = |promise, verdict| {
+            Body::Reply(Reply { ticket, session: VoterSession(4), highest: Epoch::new(3, 2), promise, verdict })
+        };
+        let prepared = Verdict::Prepared { incarnation: Incarnation(1), ticket, stamp: PeerStamp(8), lease_ns: 9 };
+        let mut bodies: Vec<Body> = demands().into_iter().map(request).collect();
+        bodies.extend([reply(None, Verdict::Granted), reply(Some(bound), prepared)]);
+        bodies.extend(REFUSALS.map(|refusal| reply(Some(bound), Verdict::Refused(refusal))));
+        let (group, from, to) = (GroupId(300), NodeId(1), NodeId(3));
+        bodies.into_iter().map(|body| Message { group, from, to, body }).collect()
+    }
+
+    #[test]
+    fn messages_survive_the_wire() {
+        for message in messages() {
+            assert_eq!(decode(&encode(&message, &key()), &key()), Ok(message.clone()), "{message:?}");
+        }
+    }
+
+    #[test]
+    fn whoever_has_another_key_is_not_understood() {
+        for message in messages() {
+            assert_eq!(decode(&encode(&message, &SharedKey::new(&[8; 32])), &key()), Err(Refused::Forged));
+        }
+    }
+
+    #[test]
+    fn positions_beyond_one_datagram_are_left_out() {
+        let Demand::HandOver(mut hand_over) = demands().remove(5) else { unreachable!() };
+        let position = hand_over.positions[&1];
+        hand_over.positions = (0..3_000).map(|channel| (channel, position)).collect();
+        let Body::Request(request) = messages().remove(5).body else { unreachable!() };
+        let body = Body::Request(Request { demand: Demand::HandOver(hand_over), ..request });
+        let datagram = encode(&Message { body, ..messages().remove(5) }, &key());
+        assert!(datagram.len() <= DATAGRAM_BYTES_MAX);
+        let Ok(Message { body: Body::Request(Request { demand: Demand::HandOver(read), .. }), .. }) =
+            decode(&datagram, &key())
+        else {
+            panic!("it is a hand-over")
+        };
+        assert_eq!(read.positions.len(), POSITIONS_MAX);
+    }
+
+    #[test]
+    fn positions_stand_in_the_order_of_their_channels() {
+        let datagram = encode(&messages()[5], &key());
+        let mut bytes = datagram[..datagram.len() - TAG_BYTES].to_vec();
+        let second = bytes.len() - POSITION_BYTES;
+        let (earlier, later) = bytes.split_at_mut(second);
+        earlier[second - POSITION_BYTES..].swap_with_slice(later);
+        let tag = key().tag(Purpose::Vote, &[&bytes]);
+        bytes.extend(tag);
+        assert_eq!(decode(&bytes, &key()), Err(Refused::Form));
+    }
+
+    proptest! {
+        #[test]
+        fn any_damage_is_found(which in 0_usize..17, bit in 0_usize..8_000, cut in 0_usize..300) {
+            let datagram = encode(&messages()[which], &key());
+            let mut damaged = datagram.clone();
+            let bit = bit % (8 * damaged.len());
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(decode(&damaged, &key()).is_err());
+            if cut < datagram.len() {
+                prop_assert!(decode(&datagram[..cut], &key()).is_err());
+            }
+        }
+
+        /// Even who has the key makes nobody panic, and what is understood says what it was.
+        #[test]
+        fn signed_nonsense_is_refused_or_means_one_thing(which in 0_usize..17, index in 4_usize..400, byte: u8) {
+            let datagram = encode(&messages()[which], &key());
+            let mut bytes = datagram[..datagram.len() - TAG_BYTES].to_vec();
+            let index = index.min(bytes.len() - 1);
+            bytes[index] = byte;
+            let tag = key().tag(Purpose::Vote, &[&bytes]);
+            bytes.extend(tag);
+            if let Ok(message) = decode(&bytes, &key()) {
+                prop_assert_eq!(encode(&message, &key()), bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! A witness: a voter for many groups that publishes nothing. Small, on a third host.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use mdgw_feeds::identity::GroupId;
+use mdgw_sys::{
+    clock::{mono_now, rate_correction_ppm},
+    scheduler::wake_promptly,
+};
+
+use super::{
+    link::{Received, VoteLink},
+    message::{Body, Message, VoterSession},
+    store::{IsStored, VoteStore},
+    vote_file::{VoteFile, VoteFileError},
+    voter::{Voter, VoterInput, VoterOutput},
+    wire::DATAGRAM_BYTES_MAX,
+};
+use crate::{auth::Nonce, identity::NodeId};
+
+/// How a witness votes.
+#[derive(Clone, Debug)]
+pub struct WitnessOptions {
+    /// Its number among voters.
+    pub node: NodeId,
+    /// Where its votes are kept: on a disk that outlives the machine's power.
+    pub vote_directory: PathBuf,
+    /// ρ, parts per million.
+    pub rate_error_ppm: u32,
+    /// It votes for no more groups than these many; who has the key could fill the disk otherwise.
+    pub groups_max: usize,
+}
+
+/// Votes until told to stop.
+#[derive(Debug)]
+pub struct Witness {
+    link: VoteLink,
+    options: WitnessOptions,
+    groups: Mutex<BTreeMap<GroupId, Seat>>,
+}
+
+/// Its part in one group.
+#[derive(Debug)]
+struct Seat {
+    voter: Voter,
+    store: VoteStore,
+}
+
+/// Why a witness can't vote for a group.
+#[derive(Debug, thiserror::Error)]
+enum SeatError {
+    #[error(transparent)]
+    File(#[from] VoteFileError),
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("it votes for {0} groups already, its limit")]
+    Groups(usize),
+}
+
+impl Witness {
+    /// Takes up the groups that it has votes of, so that what is wrong with them is told now; others when they ask.
+    ///
+    /// # Errors
+    /// When the directory can't be read, or a vote file of it can't be used.
+    pub fn new(link: VoteLink, options: WitnessOptions) -> Result<Arc<Self>, String> {
+        let witness = Arc::new(Self { link, options, groups: Mutex::default() });
+        let known = known_groups(&witness.options.vote_directory)
+            .map_err(|error| format!("read vote directory {}: {error}", witness.options.vote_directory.display()))?;
+        for group in known {
+            witness.take_seat(&mut witness.groups(), group).map_err(|error| error.to_string())?;
+        }
+        Ok(witness)
+    }
+
+    /// Votes until `stop`.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub fn run(self: &Arc<Self>, stop: &AtomicBool) -> io::Result<()> {
+        wake_promptly();
+        let mut buffer = Box::new([0; DATAGRAM_BYTES_MAX]);
+        let mut clock_error_ppm = 0;
+        while !stop.load(Ordering::Relaxed) {
+            if let Some(received) = self.link.receive(&mut buffer)? {
+                self.take(received);
+            }
+            let error_ppm = rate_correction_ppm();
+            if error_ppm != clock_error_ppm {
+                clock_error_ppm = error_ppm;
+                if error_ppm > self.options.rate_error_ppm {
+                    tracing::warn!(error_ppm, "witness: the clock is being slewed; promises last longer in proportion");
+                }
+                for seat in self.groups().values_mut() {
+                    // Nothing is to be sent for that.
+                    let _none = seat.voter.step(mono_now(), VoterInput::ClockRate(error_ppm));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The groups that it votes for.
+    #[must_use]
+    pub fn group_count(&self) -> usize {
+        self.groups().len()
+    }
+
+    /// Its socket.
+    #[must_use]
+    pub fn link(&self) -> &VoteLink {
+        &self.link
+    }
+
+    fn take(self: &Arc<Self>, received: Received) {
+        let (group, input) = match received {
+            Received::Message(Message { group, from, body: Body::Request(request), .. }) => {
+                (group, VoterInput::Request { from, request })
+            }
+            // It asks nobody.
+            Received::Message(Message { body: Body::Reply(_), .. }) => return,
+            Received::Death(announcement) => (announcement.group, VoterInput::Died(announcement.notice)),
+        };
+        let mut groups = self.groups();
+        if !groups.contains_key(&group)
+            && let Err(error) = self.take_seat(&mut groups, group)
+        {
+            tracing::error!(group = group.0, "witness: does not vote: {error}");
+            return;
+        }
+        self.step(&mut groups, group, input);
+    }
+
+    fn step(&self, groups: &mut BTreeMap<GroupId, Seat>, group: GroupId, input: VoterInput) {
+        let Some(seat) = groups.get_mut(&group) else { return };
+        for output in seat.voter.step(mono_now(), input) {
+            match output {
+                VoterOutput::Reply { to, reply } => {
+                    self.link.send(&Message { group, from: self.options.node, to, body: Body::Reply(reply) });
+                }
+                VoterOutput::Store { ticket, kept } => {
+                    tracing::info!(
+                        group = group.0,
+                        generation = kept.epoch.count(),
+                        node = kept.epoch.0 & 0xff,
+                        "votes"
+                    );
+                    seat.store.store(ticket, kept);
+                }
+            }
+        }
+    }
+
+    fn take_seat(self: &Arc<Self>, groups: &mut BTreeMap<GroupId, Seat>, group: GroupId) -> Result<(), SeatError> {
+        if groups.len() >= self.options.groups_max {
+            return Err(SeatError::Groups(groups.len()));
+        }
+        let file = VoteFile::open(&self.options.vote_directory, group)?;
+        let session = VoterSession(Nonce::random()?.number());
+        let voter = Voter::new(mono_now(), file.kept(), session, self.options.rate_error_ppm);
+        let witness = Arc::downgrade(self);
+        let store = VoteStore::start(file, move |ticket, is_stored| {
+            let Some(witness) = witness.upgrade() else { return };
+            let input = match is_stored {
+                IsStored::Yes => VoterInput::Stored(ticket),
+                IsStored::No => VoterInput::NotStored(ticket),
+            };
+            witness.step(&mut witness.groups(), group, input);
+        })?;
+        groups.insert(group, Seat { voter, store });
+        Ok(())
+    }
+
+    fn groups(&self) -> MutexGuard<'_, BTreeMap<GroupId, Seat>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn known_groups(directory: &std::path::Path) -> io::Result<Vec<GroupId>> {
+    std::fs::create_dir_all(directory)?;
+    let mut groups = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        let name = entry?.file_name();
+        let group = name.to_str().and_then(|name| name.strip_prefix("group-")?.strip_suffix(".vote")?.parse().ok());
+        groups.extend(group.map(GroupId));
+    }
+    Ok(groups)
+}

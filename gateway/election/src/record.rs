@@ -1,0 +1,251 @@
+//! The record of a group: the one versioned value in the store that says who publishes.
+//!
+//! JSON, so that it can be read in the store with the store's own tools. It comes from outside and is checked: sizes,
+//! the lease's length, the epoch's count, and that an epoch was made by the node that holds it.
+
+use std::collections::BTreeMap;
+
+use mdgw_feeds::identity::Epoch;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    fitness::Fitness,
+    identity::{EPOCH_COUNT_MAX, Incarnation, Member, NodeId, NodeName, epoch_number},
+    timing::LEASE_NS_MAX,
+};
+use crate::identity::DeathNotice;
+
+/// All that the gateways of a group agree on. Written by its holder alone, but for a takeover.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// Of the present leadership, or the last one where there is no holder.
+    #[serde(with = "epoch_number")]
+    pub epoch: Epoch,
+    /// Who leads; `None`: released, or ended by a notice of death, so that nobody needs to wait but for the heir.
+    pub holder: Option<Member>,
+    /// Renewals of this leadership: makes each renewal a change that can be seen.
+    pub renewal: u64,
+    /// L of the holder, ns: what others wait for.
+    pub lease_ns: u64,
+    /// How fit the holder is.
+    pub fitness: Fitness,
+    /// Who may stand, the holder included: changed by the holder's swap alone.
+    pub candidates: BTreeMap<NodeId, NodeName>,
+    /// Who may begin at once when the holder has ended, and until when. One that is named stays so while it may.
+    pub heir: Option<Heir>,
+    /// Automatic moves in a row: each doubles the least tenure. 0 again after a long leadership.
+    pub moves: u32,
+    /// No automatic moves. Never stops a leader from ending its own lease.
+    pub pinned: bool,
+    /// What the holder is configured to publish.
+    pub configuration: ConfigurationMark,
+}
+
+/// Who leads next without asking the store first: it may open its fence when it knows that the holder has ended, and
+/// swaps the record meanwhile. Its lease counts from its own stamp, which was there before the record that names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Heir {
+    /// Which gateway.
+    pub node: NodeId,
+    /// Which start of it: another one inherits nothing.
+    pub incarnation: Incarnation,
+    /// When it was heard last, on its own clock.
+    pub stamp: PeerStamp,
+}
+
+impl Heir {
+    /// Whether that is this start of this gateway.
+    #[must_use]
+    pub fn is(&self, member: &Member) -> bool {
+        (self.node, self.incarnation) == (member.node, member.incarnation)
+    }
+}
+
+/// A moment on the clock of one gateway, carried by another, to whom it means nothing. ns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PeerStamp(pub u64);
+
+/// What a gateway is configured to publish. Two gateways with one hash give their output the same names and content.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConfigurationMark {
+    /// Over all settings that the output depends on.
+    pub hash: u64,
+    /// Raised by whoever rolls out a new configuration.
+    pub revision: u64,
+    /// Of the published format.
+    pub output_version: u32,
+}
+
+/// A differing configuration stops nobody for good: it stands in the way while a leader that has it runs, and for so many
+/// leases after, so that a gateway with the same configuration comes first.
+pub const DIFFERENCE_PATIENCE_LEASES: u64 = 100;
+
+impl ConfigurationMark {
+    /// Whether both give their output the same names and content.
+    #[must_use]
+    pub fn publishes_as(&self, other: &Self) -> bool {
+        (self.hash, self.output_version) == (other.hash, other.output_version)
+    }
+
+    /// Whether whoever has it may follow a leader with `theirs`: with the same output, or rolled out later.
+    #[must_use]
+    pub fn may_follow(&self, theirs: &Self) -> bool {
+        self.publishes_as(theirs) || self.revision > theirs.revision
+    }
+}
+
+impl Record {
+    /// Whether that incarnation of that gateway holds it.
+    #[must_use]
+    pub fn is_held_by(&self, member: &Member) -> bool {
+        self.holder.as_ref() == Some(member)
+    }
+
+    /// The leadership that it shows, as its end would be told; `None`: it has no holder.
+    #[must_use]
+    pub fn leadership(&self) -> Option<DeathNotice> {
+        let Member { node, incarnation, .. } = *self.holder.as_ref()?;
+        Some(DeathNotice { holder: node, incarnation, epoch: self.epoch })
+    }
+
+    /// The same without holder: nobody needs to wait for it, but for its heir.
+    #[must_use]
+    pub fn released(&self) -> Self {
+        Self { holder: None, renewal: self.renewal + 1, ..self.clone() }
+    }
+
+    /// As it stands in the store.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_else(|_| unreachable!("numbers, text and maps with number keys"))
+    }
+
+    /// From the store.
+    ///
+    /// # Errors
+    /// When it is no record, or one that no gateway would write.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, RecordError> {
+        if bytes.len() > RECORD_BYTES_MAX {
+            return Err(RecordError::Long { bytes: bytes.len() });
+        }
+        let record: Self = serde_json::from_slice(bytes)?;
+        record.check()?;
+        Ok(record)
+    }
+
+    fn check(&self) -> Result<(), RecordError> {
+        let wrong = |what| Err(RecordError::Contradictory { what });
+        if !(1..=LEASE_NS_MAX).contains(&self.lease_ns) {
+            return wrong("its lease is of no length that could be configured");
+        }
+        if !(1..=EPOCH_COUNT_MAX).contains(&self.epoch.count()) {
+            return wrong("its epoch has no count that is ever given");
+        }
+        if let Some(holder) = &self.holder {
+            if NodeId::of(self.epoch) != holder.node {
+                return wrong("its epoch was made by another node than its holder");
+            }
+            if self.candidates.get(&holder.node) != Some(&holder.name) {
+                return wrong("its holder is no candidate");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A value in the store that is no record. Nobody overwrites it: somebody put it there.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// Longer than any record.
+    #[error("{bytes} bytes are more than the {RECORD_BYTES_MAX} that a record can have")]
+    Long {
+        /// How long.
+        bytes: usize,
+    },
+    /// Not in a record's form.
+    #[error("not a record: {0}")]
+    Form(#[from] serde_json::Error),
+    /// Its parts don't fit together.
+    #[error("not a record that a gateway wrote: {what}")]
+    Contradictory {
+        /// What doesn't fit.
+        what: &'static str,
+    },
+}
+
+/// Many times what 256 candidates take; stores take at least 1 MiB.
+pub const RECORD_BYTES_MAX: usize = 512 << 10;
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    pub(crate) fn member(node: u8, incarnation: u64) -> Member {
+        let name = NodeName::new(&format!("gw{node}")).unwrap();
+        Member { node: NodeId(node), name, incarnation: Incarnation(incarnation) }
+    }
+
+    pub(crate) fn record(count: u64, holder: &Member) -> Record {
+        Record {
+            epoch: Epoch::new(count, holder.node.0),
+            holder: Some(holder.clone()),
+            renewal: 0,
+            lease_ns: 100_000_000,
+            fitness: Fitness::default(),
+            candidates: [1, 2].map(|node| (NodeId(node), member(node, 0).name)).into(),
+            heir: None,
+            moves: 0,
+            pinned: false,
+            configuration: ConfigurationMark { hash: 7, revision: 1, output_version: 1 },
+        }
+    }
+
+    pub(crate) fn heir(node: u8, stamp: u64) -> Heir {
+        Heir { node: NodeId(node), incarnation: Incarnation(1), stamp: PeerStamp(stamp) }
+    }
+
+    fn with_heir() -> Record {
+        Record { heir: Some(heir(1, 4)), ..record(3, &member(2, 8)) }
+    }
+
+    #[test]
+    fn records_survive_the_store() {
+        for record in [record(1, &member(1, 1)), with_heir(), Record { holder: None, ..record(1, &member(1, 1)) }] {
+            assert_eq!(Record::from_bytes(&record.to_bytes()).unwrap(), record);
+        }
+    }
+
+    #[test]
+    fn what_no_gateway_writes_is_refused() {
+        let good = record(1, &member(1, 1));
+        let refused =
+            |record: Record| matches!(Record::from_bytes(&record.to_bytes()), Err(RecordError::Contradictory { .. }));
+        assert!(refused(Record { lease_ns: 0, ..good.clone() }));
+        assert!(refused(Record { lease_ns: LEASE_NS_MAX + 1, ..good.clone() }));
+        assert!(refused(Record { epoch: Epoch::new(0, 1), ..good.clone() }));
+        assert!(refused(Record { epoch: Epoch::new(1, 2), ..good.clone() }));
+        assert!(refused(Record { candidates: BTreeMap::new(), ..good.clone() }));
+        assert!(!refused(good));
+        assert!(matches!(Record::from_bytes(&vec![b' '; RECORD_BYTES_MAX + 1]), Err(RecordError::Long { .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn damage_is_refused_or_read_as_a_sound_record(index in 0_usize..600, byte: u8) {
+            let mut bytes = with_heir().to_bytes();
+            let index = index % bytes.len();
+            bytes[index] = byte;
+            if let Ok(record) = Record::from_bytes(&bytes) {
+                prop_assert!(record.check().is_ok());
+            }
+            bytes.truncate(index);
+            prop_assert!(Record::from_bytes(&bytes).is_err());
+        }
+    }
+}

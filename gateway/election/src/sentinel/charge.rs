@@ -1,0 +1,228 @@
+//! What a gateway tells its sentinel, once, over a Unix socket: who it is, whom to tell of its death, and the
+//! descriptors that go with it. The sentinel answers with one line; afterwards nothing is said.
+
+use std::{
+    io::{self, BufRead as _, BufReader, IoSlice, IoSliceMut, Read as _, Write as _},
+    mem::MaybeUninit,
+    net::SocketAddr,
+    os::{
+        fd::{BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    path::PathBuf,
+};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+use serde::{Deserialize, Serialize};
+
+use super::page::{GROUPS_MAX, THREADS_MAX};
+use crate::{identity::Member, place::RecordPlace, timing::LEASE_NS_MAX};
+
+/// Who is watched, and what is to be done when it dies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Charge {
+    /// This start of this gateway.
+    pub member: Member,
+    /// Its groups, in the page's order.
+    pub groups: Vec<GroupCharge>,
+    /// Where their records are, if the backend has any.
+    pub records: Option<RecordPlace>,
+    /// Hot threads in the page, the election thread included.
+    pub thread_count: usize,
+    /// Every voter and candidate: where notices go.
+    pub told: Vec<SocketAddr>,
+    /// The key that they share, for signing.
+    pub key_file: PathBuf,
+    /// Kill a gateway that leads and makes no progress for so long, ns. `None`: leave it to the lease.
+    pub hang_limit_ns: Option<u64>,
+}
+
+/// One group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupCharge {
+    /// Its number.
+    pub group: u16,
+    /// L, ns: after half of it the sentinel marks the record itself, if nobody has taken over.
+    pub lease_ns: u64,
+}
+
+impl Charge {
+    /// Hands it over with its descriptors and waits for the answer, as long as the stream's own time limits say.
+    ///
+    /// # Errors
+    /// When the sentinel is gone or refuses; with its reason.
+    pub fn hand_over(&self, stream: &mut UnixStream, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let text = serde_json::to_vec(self).map_err(io::Error::other)?;
+        let length = u32::try_from(text.len()).map_err(io::Error::other)?.to_le_bytes();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+            return Err(io::Error::other(format!("{} descriptors are too many", descriptors.len())));
+        }
+        // They travel with the first byte.
+        let sent = sendmsg(&*stream, &[IoSlice::new(&length)], &mut control, SendFlags::NOSIGNAL)?;
+        stream.write_all(&length[sent..])?;
+        stream.write_all(&text)?;
+        let mut answer = String::new();
+        BufReader::new(stream).take(ANSWER_BYTES_MAX).read_line(&mut answer)?;
+        match answer.trim_end() {
+            READY => Ok(()),
+            "" => Err(io::Error::other("the sentinel ended without an answer")),
+            refusal => Err(io::Error::other(refusal.to_owned())),
+        }
+    }
+
+    /// Takes one over, with its descriptors.
+    ///
+    /// # Errors
+    /// When it is no charge, or one with impossible numbers.
+    pub fn take_over(stream: &mut UnixStream) -> io::Result<(Self, Vec<OwnedFd>)> {
+        let mut length = [0; 4];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let got = recvmsg(&*stream, &mut [IoSliceMut::new(&mut length)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let mut descriptors = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                descriptors.extend(rights);
+            }
+        }
+        stream.read_exact(&mut length[got.bytes..])?;
+        let length = u64::from(u32::from_le_bytes(length));
+        if length > TEXT_BYTES_MAX {
+            return Err(io::Error::other(format!("a charge of {length} bytes")));
+        }
+        let mut text = Vec::new();
+        stream.take(length).read_to_end(&mut text)?;
+        let charge: Self = serde_json::from_slice(&text).map_err(io::Error::other)?;
+        charge.check().map_err(io::Error::other)?;
+        Ok((charge, descriptors))
+    }
+
+    fn check(&self) -> Result<(), &'static str> {
+        let Self { groups, thread_count, told, hang_limit_ns, .. } = self;
+        if !(1..=GROUPS_MAX).contains(&groups.len()) {
+            return Err("a charge must have 1 to 64 groups");
+        }
+        if *thread_count > THREADS_MAX {
+            return Err("a charge must have at most 64 hot threads");
+        }
+        if told.len() > TOLD_MAX {
+            return Err("a charge must have at most 256 addresses to tell");
+        }
+        if groups.iter().any(|group| !(1..=LEASE_NS_MAX).contains(&group.lease_ns)) {
+            return Err("a charge's leases must be of a length that can be configured");
+        }
+        if hang_limit_ns.is_some_and(|limit_ns| !(HANG_LIMIT_NS_MIN..=LEASE_NS_MAX).contains(&limit_ns)) {
+            return Err("a hang limit must be between a millisecond and an hour");
+        }
+        Ok(())
+    }
+}
+
+/// Says to the gateway that it is watched from now on, or why not.
+///
+/// # Errors
+/// When it is gone.
+pub fn answer(stream: &mut UnixStream, refusal: Option<&io::Error>) -> io::Result<()> {
+    match refusal {
+        None => writeln!(stream, "{READY}"),
+        Some(refusal) => writeln!(stream, "{}", refusal.to_string().replace('\n', " ")),
+    }
+}
+
+const READY: &str = "ready";
+/// Page, pidfd, map and link of the kernel fence.
+const DESCRIPTORS_MAX: usize = 4;
+const TEXT_BYTES_MAX: u64 = 256 << 10;
+const ANSWER_BYTES_MAX: u64 = 4_096;
+/// Gateways and witnesses of a site.
+const TOLD_MAX: usize = 256;
+/// Looks more often than every 200 us would be a load of their own.
+const HANG_LIMIT_NS_MIN: u64 = 1_000_000;
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+
+    use super::*;
+    use crate::{record::tests::member, sentinel::page::Page};
+
+    fn charge() -> Charge {
+        Charge {
+            member: member(1, 7),
+            groups: vec![GroupCharge { group: 3, lease_ns: 100_000_000 }],
+            records: Some(RecordPlace::File(PathBuf::from("/var/lib/mdgw/election"))),
+            thread_count: 2,
+            told: vec!["192.0.2.1:7000".parse().unwrap(), "[2001:db8::1]:7000".parse().unwrap()],
+            key_file: PathBuf::from("/etc/mdgw/key"),
+            hang_limit_ns: Some(20_000_000),
+        }
+    }
+
+    /// Hands it over between two threads; what the sentinel got, and how the gateway fared.
+    fn handed_over(
+        charge: &Charge,
+        refusal: Option<io::Error>,
+    ) -> (io::Result<(Charge, Vec<OwnedFd>)>, io::Result<()>) {
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let sentinel = std::thread::spawn(move || {
+            let taken = Charge::take_over(&mut theirs);
+            if taken.is_ok() {
+                answer(&mut theirs, refusal.as_ref()).unwrap();
+            }
+            taken
+        });
+        let page = Page::create().unwrap();
+        let fared = charge.hand_over(&mut ours, &[page.as_fd(), page.as_fd()]);
+        (sentinel.join().unwrap(), fared)
+    }
+
+    #[test]
+    fn a_charge_arrives_whole_with_its_descriptors() {
+        let (taken, fared) = handed_over(&charge(), None);
+        fared.unwrap();
+        let (taken, descriptors) = taken.unwrap();
+        assert_eq!(taken, charge());
+        assert_eq!(descriptors.len(), 2);
+        Page::open(descriptors.into_iter().next().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn the_gateway_hears_why_it_is_refused() {
+        let (_, fared) = handed_over(&charge(), Some(io::Error::other("two\nlines")));
+        assert_eq!(fared.unwrap_err().to_string(), "two lines");
+    }
+
+    #[test]
+    fn impossible_charges_are_refused() {
+        let good = charge();
+        let no_lease = GroupCharge { lease_ns: 0, ..good.groups[0].clone() };
+        for bad in [
+            Charge { groups: Vec::new(), ..good.clone() },
+            Charge { groups: vec![good.groups[0].clone(); 65], ..good.clone() },
+            Charge { groups: vec![no_lease], ..good.clone() },
+            Charge { thread_count: 65, ..good.clone() },
+            Charge { told: vec![good.told[0]; 257], ..good.clone() },
+            Charge { hang_limit_ns: Some(999_999), ..good.clone() },
+        ] {
+            let (taken, fared) = handed_over(&bad, None);
+            assert!(taken.is_err() && fared.is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_charge_is_refused() {
+        for bytes in [&b""[..], b"\x04\0", b"\x02\0\0\0{", b"\x02\0\0\0{}", b"\xff\xff\xff\xff{}"] {
+            let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+            ours.write_all(bytes).unwrap();
+            drop(ours);
+            assert!(Charge::take_over(&mut theirs).is_err(), "{bytes:?}");
+        }
+    }
+}

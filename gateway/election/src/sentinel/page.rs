@@ -1,0 +1,279 @@
+//! What the gateway shows its sentinel: one piece of shared memory, made anew for each incarnation.
+//!
+//! ```text
+//!  block 0            1        2 …                      66 …
+//!  | magic | closed | mutex  | epoch, deadline of group | count of hot thread |    blocks of 128 bytes
+//! ```
+//! The mutex is held by one thread of the gateway for the life of the process. A group's words are written by whoever is told
+//! of its leadership, a thread's word by that thread. The sentinel writes nothing.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::atomic::{
+        AtomicU64,
+        Ordering::{Acquire, Relaxed, Release},
+    },
+};
+
+use mdgw_feeds::{identity::Epoch, time::MonoNs};
+use mdgw_sys::{
+    robust_mutex::{Acquired, RobustMutex},
+    shared_words::SharedWords,
+};
+
+pub use mdgw_sys::progress::ThreadWord;
+
+/// The page, on either side.
+#[derive(Debug)]
+pub struct Page {
+    memory: SharedWords,
+    mutex: RobustMutex,
+}
+
+impl Page {
+    /// A fresh one: of a gateway that leads nothing yet.
+    ///
+    /// # Errors
+    /// Where the system has no memory for it.
+    pub fn create() -> io::Result<Self> {
+        let memory = SharedWords::create("mdgw-sentinel", WORDS)?;
+        let mutex = RobustMutex::create(mutex_words(&memory))?;
+        memory.words()[MAGIC_AT].store(MAGIC, Release);
+        Ok(Self { memory, mutex })
+    }
+
+    /// The page that a gateway handed over.
+    ///
+    /// # Errors
+    /// When it is none, or one of another version.
+    pub fn open(descriptor: OwnedFd) -> io::Result<Self> {
+        let memory = SharedWords::open(descriptor, WORDS)?;
+        if memory.words()[MAGIC_AT].load(Acquire) != MAGIC {
+            return Err(io::Error::other("shared memory that is no page of this version's gateway"));
+        }
+        let mutex = RobustMutex::open(mutex_words(&memory));
+        Ok(Self { memory, mutex })
+    }
+
+    /// Holds the mutex until [`Self::close`] or the end of the calling thread: there is
+    /// no guard to drop, since ending in any other way is what the sentinel is to notice.
+    ///
+    /// # Errors
+    /// When it is held already.
+    pub fn hold(&self) -> io::Result<()> {
+        match self.mutex.try_lock()? {
+            Some(Acquired::Free) => Ok(()),
+            Some(Acquired::OwnerDied) | None => Err(io::Error::other("the sentinel's page is held already")),
+        }
+    }
+
+    /// Tells the sentinel that the end which follows is in order: leadership is given up, nothing will be sent. From the
+    /// thread that [holds](Self::hold) it.
+    ///
+    /// # Errors
+    /// When the calling thread doesn't.
+    pub fn close(&self) -> io::Result<()> {
+        // Release pairs with the Acquire in `is_closed`; unlocking would order it as well.
+        self.memory.words()[CLOSED_AT].store(1, Release);
+        self.mutex.unlock()
+    }
+
+    /// Whether somebody holds the mutex, as it must be before anybody relies on a notice.
+    ///
+    /// # Errors
+    /// When the memory holds no mutex that works.
+    pub fn is_held(&self) -> io::Result<bool> {
+        match self.mutex.try_lock()? {
+            Some(Acquired::Free) => self.mutex.unlock().map(|()| false),
+            // The next to wait for it must hear of the death as well, so it isn't repaired.
+            Some(Acquired::OwnerDied) => Ok(false),
+            None => Ok(true),
+        }
+    }
+
+    /// Waits for the end of the thread that holds the mutex.
+    ///
+    /// # Errors
+    /// When the memory holds no mutex that works.
+    pub fn wait_for_end(&self) -> io::Result<End> {
+        let acquired = self.mutex.lock()?;
+        Ok(if acquired == Acquired::Free && self.is_closed() { End::InOrder } else { End::Died })
+    }
+
+    /// Whether the gateway said that it ends in order.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        // Acquire pairs with the Release in `close`.
+        self.memory.words()[CLOSED_AT].load(Acquire) == 1
+    }
+
+    /// Words of the group of that index.
+    ///
+    /// # Panics
+    /// From [`GROUPS_MAX`] on.
+    #[must_use]
+    pub fn group(&self, index: usize) -> GroupWords {
+        assert!(index < GROUPS_MAX, "group {index} of {GROUPS_MAX}");
+        let block = GROUPS_BLOCK + index;
+        GroupWords { epoch: self.word(block, 0), deadline: self.word(block, 1) }
+    }
+
+    /// Word of the hot thread of that index.
+    ///
+    /// # Panics
+    /// From [`THREADS_MAX`] on.
+    #[must_use]
+    pub fn thread(&self, index: usize) -> ThreadWord {
+        assert!(index < THREADS_MAX, "thread {index} of {THREADS_MAX}");
+        ThreadWord::new(self.word(THREADS_BLOCK + index, 0))
+    }
+
+    fn word(&self, block: usize, index: usize) -> &'static AtomicU64 {
+        &self.memory.words()[block * BLOCK_WORDS + index]
+    }
+}
+
+impl AsFd for Page {
+    /// To hand to the sentinel.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+}
+
+/// How a gateway ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It said so before.
+    InOrder,
+    /// It did not: the thread that held the page is gone.
+    Died,
+}
+
+/// The fence of one group as the sentinel sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupWords {
+    epoch: &'static AtomicU64,
+    deadline: &'static AtomicU64,
+}
+
+impl GroupWords {
+    /// The fence is about to open under a new epoch, or was renewed.
+    pub fn open(&self, epoch: Epoch, deadline: MonoNs) {
+        self.epoch.store(epoch.0, Relaxed);
+        // Release pairs with the Acquire in `is_open`.
+        self.deadline.store(deadline.0, Release);
+    }
+
+    /// The fence has closed.
+    pub fn close(&self) {
+        self.deadline.store(0, Release);
+    }
+
+    /// Whether it was opened and not closed since by its owner. A deadline that passed alone doesn't count: its owner
+    /// may be stopped before a send.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.deadline.load(Acquire) != 0
+    }
+
+    /// Epoch of the present or last opening; 0 if there was none.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        Epoch(self.epoch.load(Relaxed))
+    }
+}
+
+/// Groups that one gateway can take part in.
+pub const GROUPS_MAX: usize = 64;
+/// Hot threads that one gateway can have, the election thread included.
+pub const THREADS_MAX: usize = 64;
+
+/// Two cache lines: neighbours are fetched in pairs.
+const BLOCK_WORDS: usize = 16;
+const MAGIC_AT: usize = 0;
+const CLOSED_AT: usize = 1;
+const MUTEX_BLOCK: usize = 1;
+const GROUPS_BLOCK: usize = 2;
+const THREADS_BLOCK: usize = GROUPS_BLOCK + GROUPS_MAX;
+const WORDS: usize = (THREADS_BLOCK + THREADS_MAX) * BLOCK_WORDS;
+/// `MDGWPAG` and the version of the layout.
+const MAGIC: u64 = u64::from_le_bytes(*b"MDGWPAG\x01");
+
+const _: () = assert!(RobustMutex::WORDS <= BLOCK_WORDS);
+
+fn mutex_words(memory: &SharedWords) -> &'static [AtomicU64; RobustMutex::WORDS] {
+    let from_mutex = &memory.words()[MUTEX_BLOCK * BLOCK_WORDS..];
+    from_mutex.first_chunk().unwrap_or_else(|| unreachable!("a page has more than one block"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    fn both_sides() -> (Page, Page) {
+        let ours = Page::create().unwrap();
+        let theirs = Page::open(ours.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        (ours, theirs)
+    }
+
+    #[test]
+    fn an_end_without_notice_is_a_death_and_one_in_order_is_none() {
+        for (closes, end) in [(true, End::InOrder), (false, End::Died)] {
+            let (gateway, sentinel) = both_sides();
+            let (holds, held) = mpsc::channel();
+            let (end_it, ends) = mpsc::channel::<()>();
+            let election = std::thread::spawn(move || {
+                gateway.hold().unwrap();
+                holds.send(()).unwrap();
+                let _ = ends.recv();
+                if closes {
+                    gateway.close().unwrap();
+                }
+            });
+            held.recv().unwrap();
+            assert!(sentinel.is_held().unwrap());
+            let waiter = std::thread::spawn(move || sentinel.wait_for_end().unwrap());
+            drop(end_it);
+            election.join().unwrap();
+            assert_eq!(waiter.join().unwrap(), end);
+        }
+    }
+
+    #[test]
+    fn giving_up_the_mutex_without_a_word_is_a_death() {
+        let (gateway, sentinel) = both_sides();
+        gateway.hold().unwrap();
+        gateway.mutex.unlock().unwrap();
+        assert!(!sentinel.is_held().unwrap());
+        assert_eq!(sentinel.wait_for_end().unwrap(), End::Died);
+    }
+
+    #[test]
+    fn the_sentinel_sees_fences_and_work() {
+        let (gateway, sentinel) = both_sides();
+        let (group, thread) = (gateway.group(GROUPS_MAX - 1), gateway.thread(THREADS_MAX - 1));
+        group.open(Epoch::new(3, 1), MonoNs(9));
+        assert!(sentinel.group(GROUPS_MAX - 1).is_open());
+        group.close();
+        assert!(!sentinel.group(GROUPS_MAX - 1).is_open());
+        assert_eq!(sentinel.group(GROUPS_MAX - 1).epoch(), Epoch::new(3, 1));
+        assert!(!sentinel.group(0).is_open());
+        let counts = [ThreadWord::works, ThreadWord::works, ThreadWord::rests, ThreadWord::rests, ThreadWord::works];
+        let counts = counts.map(|act| {
+            act(&thread);
+            sentinel.thread(THREADS_MAX - 1).count()
+        });
+        assert_eq!(counts, [1, 3, 4, 4, 5]);
+    }
+
+    #[test]
+    fn memory_that_is_no_page_is_refused() {
+        let stranger = SharedWords::create("mdgw-test", WORDS).unwrap();
+        assert!(Page::open(stranger.as_fd().try_clone_to_owned().unwrap()).is_err());
+        let short = SharedWords::create("mdgw-test", WORDS - 1).unwrap();
+        assert!(Page::open(short.as_fd().try_clone_to_owned().unwrap()).is_err());
+    }
+}

@@ -1,0 +1,357 @@
+//! A place in a line of ephemeral sequential nodes, kept by one session: what [`SessionLatch`] asks of ZooKeeper.
+//!
+//! ```text
+//!   /mdgw/line-1/place-<session>-0000000041   ephemeral; holds whose it is
+//!   /mdgw/line-1/place-<session>-0000000042   watches the one before
+//!   /mdgw/epoch-1                             persistent; the last epoch as a number
+//! ```
+//! The client library moves the session between the nodes of the ensemble by itself. A place carries its session in its
+//! name, so that after a creation of unknown outcome one's own can be told from others.
+//!
+//! [`SessionLatch`]: crate::session_latch::SessionLatch
+
+use std::{cell::RefCell, future::Future, rc::Rc, thread::JoinHandle, time::Duration};
+
+use mdgw_feeds::{
+    identity::{Epoch, GroupId},
+    time::MonoNs,
+};
+use mdgw_sys::{clock::mono_now, scheduler::spawn_prompt};
+use tokio::{
+    select,
+    sync::mpsc,
+    task::{AbortHandle, JoinSet, LocalSet},
+    time::{sleep, timeout},
+};
+use zookeeper_client::{Acls, Client, CreateMode, Error, MultiWriteError, SessionState};
+
+use super::{ANY, from_version, to_version};
+use crate::{
+    access::{AccessError, ZooKeeperConfig},
+    core::Input,
+    driver::{Backend, Inbox},
+    identity::Member,
+    register::{Link, Ticket, Version},
+    session_latch::{Place, SessionAnswer, SessionEvent, SessionRequest},
+};
+
+/// One gateway's session for one group.
+///
+/// Dropped, it waits for what was asked, no longer than the request's time-out, and ends the session.
+#[derive(Debug)]
+pub struct ZooKeeperSession {
+    orders: Option<mpsc::UnboundedSender<SessionRequest>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Opens a session of that length, or what the ensemble makes of it. Returns at once.
+///
+/// # Errors
+/// When the password can't be read or the thread can't be started.
+pub fn open(
+    config: &ZooKeeperConfig,
+    group: GroupId,
+    session: Duration,
+    member: &Member,
+    inbox: Inbox<SessionEvent>,
+) -> Result<ZooKeeperSession, AccessError> {
+    let keeper = Keeper {
+        endpoints: config.access.endpoints.join(","),
+        request_timeout: config.access.request_timeout,
+        login: config.login()?,
+        folder: config.path.clone(),
+        line: format!("{}/line-{}", config.path, group.0),
+        epoch: format!("{}/epoch-{}", config.path, group.0),
+        session,
+        member: serde_json::to_vec(member).unwrap_or_else(|_| unreachable!("numbers and text")),
+        inbox,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (orders, of_thread) = mpsc::unbounded_channel();
+    let thread = spawn_prompt("mdgw-session", move || {
+        LocalSet::new().block_on(&runtime, Rc::new(keeper).run(of_thread));
+    })?;
+    Ok(ZooKeeperSession { orders: Some(orders), thread: Some(thread) })
+}
+
+impl Backend<SessionRequest> for ZooKeeperSession {
+    fn ask(&mut self, request: SessionRequest) {
+        // The thread ends only after this does.
+        if let Some(orders) = &self.orders {
+            let _ = orders.send(request);
+        }
+    }
+}
+
+impl Drop for ZooKeeperSession {
+    fn drop(&mut self) {
+        self.orders = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic of it has been reported by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the thread knows for good.
+struct Keeper {
+    endpoints: String,
+    request_timeout: Duration,
+    /// `user:password`.
+    login: Option<String>,
+    folder: String,
+    line: String,
+    epoch: String,
+    session: Duration,
+    member: Vec<u8>,
+    inbox: Inbox<SessionEvent>,
+}
+
+/// One session.
+struct Session {
+    client: Client,
+    /// Path of our place, as far as is known.
+    place: RefCell<Option<String>>,
+    /// The watch on the one before us.
+    watch: RefCell<Option<AbortHandle>>,
+}
+
+type Orders = mpsc::UnboundedReceiver<SessionRequest>;
+
+impl Keeper {
+    async fn run(self: Rc<Self>, mut orders: Orders) {
+        let mut told = String::new();
+        loop {
+            select! {
+                connected = timeout(CONNECT_TIMEOUT, self.connect()) => match connected.unwrap_or(Err(Error::Timeout)) {
+                    Ok((client, asked)) => if self.serve(client, asked, &mut orders).await.is_break() { return },
+                    Err(error) => {
+                        if told != error.to_string() {
+                            told = error.to_string();
+                            tracing::warn!(endpoints = self.endpoints, %error, "cannot connect to the election's store");
+                        }
+                        sleep(PAUSE).await;
+                    }
+                },
+                // Nothing is asked before a session has begun.
+                order = orders.recv() => if order.is_none() { return },
+            }
+        }
+    }
+
+    /// A session with all that it needs, and when it was asked for.
+    async fn connect(&self) -> Result<(Client, MonoNs), Error> {
+        let asked = mono_now();
+        let mut connector = Client::connector().with_session_timeout(self.session);
+        if let Some(login) = &self.login {
+            connector = connector.with_auth("digest", login.as_bytes());
+        }
+        let client = connector.connect(&self.endpoints).await?;
+        let options = CreateMode::Persistent.with_acls(self.acls());
+        for folder in [&self.folder, &self.line] {
+            client.mkdir(folder, &options).await?;
+        }
+        match client.create(&self.epoch, b"0", &options).await {
+            Ok(_) | Err(Error::NodeExists) => Ok((client, asked)),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn acls(&self) -> Acls<'static> {
+        if self.login.is_some() { Acls::creator_all() } else { Acls::anyone_all() }
+    }
+
+    /// Until the session ends; breaks when nobody asks any more.
+    async fn serve(self: &Rc<Self>, client: Client, asked: MonoNs, orders: &mut Orders) -> std::ops::ControlFlow<()> {
+        let mut states = client.state_watcher();
+        let timeout_ns = u64::try_from(client.session_timeout().as_nanos()).unwrap_or(u64::MAX);
+        self.tell(SessionEvent::Began { timeout_ns, asked });
+        let session = Rc::new(Session { client, place: RefCell::default(), watch: RefCell::default() });
+        let mut requests = JoinSet::new();
+        loop {
+            select! {
+                biased;
+                state = states.changed() => match state {
+                    SessionState::SyncConnected => self.tell(SessionEvent::Link(Link::Up)),
+                    state if state.is_terminated() => {
+                        tracing::warn!(%state, "the session with the election's store has ended");
+                        requests.shutdown().await;
+                        session.forget_watch();
+                        self.tell(SessionEvent::Link(Link::Ended));
+                        return std::ops::ControlFlow::Continue(());
+                    }
+                    _ => self.tell(SessionEvent::Link(Link::Doubtful)),
+                },
+                order = orders.recv() => match order {
+                    Some(request) => drop(requests.spawn_local(Rc::clone(self).carry_out(Rc::clone(&session), request))),
+                    None => break,
+                },
+                Some(_) = requests.join_next() => {}
+            }
+        }
+        // What was asked is to reach the store, and the session is to end there too.
+        let all = async { while requests.join_next().await.is_some() {} };
+        let _ = timeout(self.request_timeout, all).await;
+        requests.shutdown().await;
+        session.forget_watch();
+        drop(session);
+        let _ = timeout(self.request_timeout, async { while !states.changed().await.is_terminated() {} }).await;
+        std::ops::ControlFlow::Break(())
+    }
+
+    async fn carry_out(self: Rc<Self>, session: Rc<Session>, request: SessionRequest) {
+        let (ticket, answer) = match request {
+            SessionRequest::Join(ticket) => (ticket, self.limited(self.join(&session)).await),
+            SessionRequest::Look(ticket) => (ticket, self.limited(self.look(&session)).await),
+            SessionRequest::Touch(ticket) => (ticket, self.limited(self.touch(&session)).await),
+            SessionRequest::Renew(ticket) => (ticket, self.limited(self.renew(&session)).await),
+            SessionRequest::TakeEpoch { ticket, expected, epoch } => {
+                (ticket, self.limited(self.take_epoch(&session, expected, epoch)).await)
+            }
+            SessionRequest::Leave(ticket) => (ticket, self.limited(self.leave(&session)).await),
+            SessionRequest::Remove(ticket, name) => {
+                let path = format!("{}/{name}", self.line);
+                (
+                    ticket,
+                    self.limited(async { session.client.delete(&path, None).await.map(|()| SessionAnswer::Done) })
+                        .await,
+                )
+            }
+        };
+        self.answer(ticket, answer);
+    }
+
+    async fn limited(&self, answer: impl Future<Output = Result<SessionAnswer, Error>>) -> SessionAnswer {
+        match timeout(self.request_timeout, answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(Error::NoNode)) => SessionAnswer::Gone,
+            Ok(Err(error)) if is_refusal(&error) => SessionAnswer::Failed(error.to_string()),
+            Ok(Err(error)) => SessionAnswer::Unknown(error.to_string()),
+            Err(_) => SessionAnswer::Unknown(format!("no answer within {:?}", self.request_timeout)),
+        }
+    }
+
+    async fn join(&self, session: &Session) -> Result<SessionAnswer, Error> {
+        let prefix = format!("{}/{}", self.line, session.place_prefix());
+        let options = CreateMode::EphemeralSequential.with_acls(self.acls());
+        let (_, sequence) = session.client.create(&prefix, &self.member, &options).await?;
+        session.place.replace(Some(format!("{prefix}{sequence}")));
+        Ok(SessionAnswer::Done)
+    }
+
+    async fn look(self: &Rc<Self>, session: &Rc<Session>) -> Result<SessionAnswer, Error> {
+        session.client.sync(&self.line).await?;
+        loop {
+            let mut names = session.client.list_children(&self.line).await?;
+            names.sort_by_key(|name| sequence_of(name));
+            let own = names.iter().position(|name| name.starts_with(&session.place_prefix()));
+            session.place.replace(own.map(|own| format!("{}/{}", self.line, names[own])));
+            if let Some(before) = own.and_then(|own| own.checked_sub(1)) {
+                let path = format!("{}/{}", self.line, names[before]);
+                if !self.watch(session, path).await? {
+                    // Gone meanwhile.
+                    continue;
+                }
+            }
+            let mut places = Vec::with_capacity(names.len());
+            for name in names {
+                match session.client.get_data(&format!("{}/{name}", self.line)).await {
+                    Ok((data, _)) => places.push(Place { member: serde_json::from_slice(&data).ok(), name }),
+                    Err(Error::NoNode) => places.push(Place { member: None, name }),
+                    Err(error) => return Err(error),
+                }
+            }
+            let (data, stat) = session.client.get_data(&self.epoch).await?;
+            let Some(epoch) = std::str::from_utf8(&data).ok().and_then(|text| text.trim().parse().ok()).map(Epoch)
+            else {
+                return Ok(SessionAnswer::Failed(format!("{} holds no epoch", self.epoch)));
+            };
+            return Ok(SessionAnswer::Line { places, own, epoch, version: to_version(stat.version) });
+        }
+    }
+
+    /// Watches that place until it goes; says whether it is there.
+    async fn watch(self: &Rc<Self>, session: &Session, path: String) -> Result<bool, Error> {
+        let (stat, watcher) = session.client.check_and_watch_stat(&path).await?;
+        if stat.is_none() {
+            return Ok(false);
+        }
+        let keeper = Rc::clone(self);
+        let watch = tokio::task::spawn_local(async move {
+            watcher.changed().await;
+            keeper.tell(SessionEvent::Stirred);
+        });
+        if let Some(earlier) = session.watch.replace(Some(watch.abort_handle())) {
+            earlier.abort();
+        }
+        Ok(true)
+    }
+
+    /// Through the ensemble's leader, without a write.
+    async fn touch(&self, session: &Session) -> Result<SessionAnswer, Error> {
+        session.client.sync(&self.line).await.map(|()| SessionAnswer::Done)
+    }
+
+    async fn renew(&self, session: &Session) -> Result<SessionAnswer, Error> {
+        let Some(place) = session.place() else { return Ok(SessionAnswer::Gone) };
+        session.client.set_data(&place, &self.member, None).await.map(|_| SessionAnswer::Done)
+    }
+
+    async fn take_epoch(&self, session: &Session, expected: Version, epoch: Epoch) -> Result<SessionAnswer, Error> {
+        let (Some(place), Some(version)) = (session.place(), from_version(expected)) else {
+            return Ok(SessionAnswer::Gone);
+        };
+        let mut write = session.client.new_multi_writer();
+        write.add_check_version(&place, ANY)?;
+        write.add_set_data(&self.epoch, epoch.0.to_string().as_bytes(), Some(version))?;
+        match write.commit().await {
+            Ok(_) => Ok(SessionAnswer::Done),
+            Err(MultiWriteError::OperationFailed { index: 0, source: Error::NoNode }) => Ok(SessionAnswer::Gone),
+            Err(MultiWriteError::OperationFailed { index: 1, source: Error::BadVersion }) => Ok(SessionAnswer::Refused),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn leave(&self, session: &Session) -> Result<SessionAnswer, Error> {
+        let Some(place) = session.place() else { return Ok(SessionAnswer::Gone) };
+        session.client.delete(&place, None).await.map(|()| SessionAnswer::Done)
+    }
+
+    fn tell(&self, event: SessionEvent) {
+        self.inbox.tell(Input::Backend(event));
+    }
+
+    fn answer(&self, ticket: Ticket, answer: SessionAnswer) {
+        self.tell(SessionEvent::Answer(ticket, answer));
+    }
+}
+
+impl Session {
+    fn place(&self) -> Option<String> {
+        self.place.borrow().clone()
+    }
+
+    fn place_prefix(&self) -> String {
+        format!("place-{:016x}-", self.client.session_id().0)
+    }
+
+    fn forget_watch(&self) {
+        if let Some(watch) = self.watch.take() {
+            watch.abort();
+        }
+    }
+}
+
+/// ZooKeeper counts places in ten digits, which turn negative after 2^31 of them.
+fn sequence_of(name: &str) -> u32 {
+    let digits = name.rsplit_once('-').map_or(name, |(_, digits)| digits);
+    digits.parse::<u32>().unwrap_or(u32::MAX)
+}
+
+fn is_refusal(error: &Error) -> bool {
+    matches!(error, Error::NoAuth | Error::InvalidAcl | Error::QuotaExceeded | Error::BadArguments(_))
+}
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Between two attempts to connect.
+const PAUSE: Duration = Duration::from_millis(100);

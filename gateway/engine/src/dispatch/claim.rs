@@ -1,0 +1,350 @@
+//! The claim: one thread at a time processes a channel, nobody waits for it, and no edge is lost.
+//!
+//! Whoever brings work leaves marks (which lines are ready, whether a deadline passed) and then adds itself to a pending
+//! count. The one who finds zero there holds the channel; the others go their way. The holder reads the count, takes
+//! the marks, does what they say, and takes off what it had read: if that was not all, somebody came meanwhile and left
+//! marks, so it looks again.
+//!
+//! ```text
+//!   bring:   marks |= m;  pending += 1          was 0: hold        else: the holder will see m
+//!   hold:    seen = pending;  m = take marks;   process m
+//!   release: pending -= seen                     was seen: free     else: hold on
+//! ```
+//! A mark is set before its count, and the count is read before the marks are taken: so whatever count the holder takes
+//! off, the marks that go with it have been processed. A claim can be laid by with work left over ([`Held::lay_by`]) and
+//! taken up by another thread; in between nobody else can take it.
+
+#![allow(unsafe_code, reason = "the cell that a claim guards")]
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use mdgw_sys::handle::LineSet;
+
+use super::sync::{AtomicU32, AtomicU64, UnsafeCell};
+
+/// A value that one thread at a time may touch, and the work that waits for it.
+#[derive(Debug)]
+pub(super) struct Claim<T> {
+    pending: AtomicU64,
+    marks: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is reached through `Held` alone. A `Held` exists for the thread that raised `pending` from zero, or
+// that was given the ticket of a claim laid by, until `pending` is back at zero: never two at a time. The value moves
+// between threads that way, hence `T: Send`; it is never shared, so it need not be `Sync`.
+unsafe impl<T: Send> Sync for Claim<T> {}
+
+impl<T> Claim<T> {
+    pub(super) fn new(value: T) -> Self {
+        Self { pending: AtomicU64::new(0), marks: AtomicU32::new(0), value: UnsafeCell::new(value) }
+    }
+
+    /// Leaves marks; the claim, if nobody holds it. Otherwise its holder sees the marks before it lets go.
+    pub(super) fn bring(&self, marks: Marks) -> Option<Held<'_, T>> {
+        // Ordered before the count by the Release in it.
+        self.marks.fetch_or(marks.0, Relaxed);
+        // Acquire pairs with the Release of the last `release`: we see the value as its last holder left it.
+        let before = self.pending.fetch_add(1, AcqRel);
+        (before == 0).then_some(Held { claim: self, seen: 0 })
+    }
+
+    /// Takes up a claim that was laid by.
+    pub(super) fn take_up(&self, ticket: Ticket) -> Held<'_, T> {
+        assert_eq!(ticket.claim, std::ptr::from_ref(self).addr(), "a ticket is good for the claim that issued it");
+        Held { claim: self, seen: 0 }
+    }
+
+    /// The value, when all threads are gone.
+    pub(super) fn into_inner(self) -> T {
+        self.value.into_inner()
+    }
+}
+
+/// The right to process. To drop it is to keep it for ever.
+#[derive(Debug)]
+#[must_use = "a claim that is neither released nor laid by is never free again"]
+pub(super) struct Held<'a, T> {
+    claim: &'a Claim<T>,
+    /// The count when the marks were last taken.
+    seen: u64,
+}
+
+impl<'a, T> Held<'a, T> {
+    /// Takes what there is to do. The count is read first: what it counts, the marks contain.
+    pub(super) fn take_marks(&mut self) -> Marks {
+        // Acquire pairs with the Release of each `bring` and of `lay_by`.
+        self.seen = self.claim.pending.load(Acquire);
+        Marks(self.claim.marks.swap(0, AcqRel))
+    }
+
+    /// Touches the value.
+    pub(super) fn with<R>(&mut self, f: impl FnOnce(&mut T) -> R) -> R {
+        self.claim.value.with_mut(|value| {
+            // SAFETY: `self` is the only `Held` of this claim (see `Sync` above) and is borrowed for the call, so no
+            // other reference to the value exists while `f` runs.
+            let value = unsafe { &mut *value };
+            f(value)
+        })
+    }
+
+    /// Lets go, unless somebody brought work since [`Self::take_marks`]: then the claim comes back.
+    pub(super) fn release(self) -> Result<(), Self> {
+        // Release publishes the value to the next holder; Acquire, when the claim comes back, the marks left meanwhile.
+        let before = self.claim.pending.fetch_sub(self.seen, AcqRel);
+        if before == self.seen { Ok(()) } else { Err(Self { claim: self.claim, seen: 0 }) }
+    }
+
+    /// Leaves the rest of the work to whoever takes up the ticket. The claim stays taken meanwhile.
+    pub(super) fn lay_by(self, rest: Marks) -> Ticket {
+        self.claim.marks.fetch_or(rest.0, Relaxed);
+        // Release publishes the value and the rest to the thread that takes the claim up and reads the count. The count
+        // was above zero and stays there.
+        self.claim.pending.fetch_add(1, Release);
+        Ticket { claim: std::ptr::from_ref(self.claim).addr() }
+    }
+}
+
+/// A claim laid by: whoever has this, and nobody else, may take it up.
+#[derive(Debug)]
+#[must_use = "a claim that is laid by and not taken up is never free again"]
+pub(super) struct Ticket {
+    claim: usize,
+}
+
+/// What there is to do on a channel: lines that are ready, lines whose datagrams are here, a deadline, messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Marks(u32);
+
+impl Marks {
+    pub(super) const NONE: Self = Self(0);
+    pub(super) const DEADLINE: Self = Self(1 << 8);
+    pub(super) const MESSAGE: Self = Self(1 << 9);
+
+    pub(super) fn ready(lines: LineSet) -> Self {
+        Self(u32::from(lines.0))
+    }
+
+    pub(super) fn lent(lines: LineSet) -> Self {
+        Self(u32::from(lines.0) << LENT_SHIFT)
+    }
+
+    pub(super) fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    pub(super) fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    pub(super) fn ready_lines(self) -> LineSet {
+        let [ready, ..] = self.0.to_le_bytes();
+        LineSet(ready)
+    }
+
+    pub(super) fn lent_lines(self) -> LineSet {
+        let [_, _, lent, _] = self.0.to_le_bytes();
+        LineSet(lent)
+    }
+}
+
+const LENT_SHIFT: u32 = 16;
+
+#[cfg(all(test, feature = "loom"))]
+mod models {
+    use std::sync::Arc;
+
+    use loom::{sync::Mutex, thread};
+    use mdgw_feeds::identity::Line;
+
+    use super::*;
+    use crate::dispatch::models::explore;
+
+    /// A channel with two sockets; its value is the number of packets processed and of deadlines acted on.
+    struct World {
+        steps: Steps,
+        claim: Claim<Processed>,
+        sockets: [AtomicU32; 2],
+        run_queue: Mutex<Option<Ticket>>,
+    }
+
+    #[derive(Debug, Default, PartialEq, Eq)]
+    struct Processed {
+        packets: u32,
+        deadlines: u32,
+    }
+
+    /// The holder's two steps: the real ones, or broken ones that the checker must see through.
+    #[derive(Clone, Copy)]
+    struct Steps {
+        take_marks: fn(&mut Held<'_, Processed>) -> Marks,
+        release: for<'a> fn(Held<'a, Processed>) -> Result<(), Held<'a, Processed>>,
+    }
+
+    const REAL: Steps = Steps { take_marks: |held| held.take_marks(), release: |held| held.release() };
+
+    impl World {
+        fn new(steps: Steps) -> Arc<Self> {
+            Arc::new(Self {
+                steps,
+                claim: Claim::new(Processed::default()),
+                sockets: [AtomicU32::new(0), AtomicU32::new(0)],
+                run_queue: Mutex::new(None),
+            })
+        }
+
+        /// A packet comes and its edge reaches a thread, who claims and, as holder, processes.
+        fn packet(&self, line: u8) {
+            self.sockets[usize::from(line)].fetch_add(1, Relaxed);
+            self.edge(line);
+        }
+
+        fn edge(&self, line: u8) {
+            if let Some(held) = self.claim.bring(Marks::ready(LineSet::default().with(Line(line)))) {
+                self.process(held);
+            }
+        }
+
+        fn process(&self, mut held: Held<'_, Processed>) {
+            loop {
+                let marks = (self.steps.take_marks)(&mut held);
+                self.drain(&mut held, marks);
+                match (self.steps.release)(held) {
+                    Ok(()) => return,
+                    Err(again) => held = again,
+                }
+            }
+        }
+
+        fn drain(&self, held: &mut Held<'_, Processed>, marks: Marks) {
+            for (line, socket) in (0..).map(Line).zip(&self.sockets) {
+                if marks.ready_lines().contains(line) || marks.contains(Marks::DEADLINE) {
+                    let packets = socket.swap(0, Relaxed);
+                    held.with(|processed| processed.packets += packets);
+                }
+            }
+            if marks.contains(Marks::DEADLINE) {
+                held.with(|processed| processed.deadlines += 1);
+            }
+        }
+
+        /// Takes up what was laid by, as a thread does that comes back to the pool.
+        fn work_off(&self) {
+            let ticket = self.run_queue.lock().unwrap().take();
+            if let Some(ticket) = ticket {
+                self.process(self.claim.take_up(ticket));
+            }
+        }
+
+        fn into_processed(self: Arc<Self>) -> Processed {
+            let world = Arc::into_inner(self).expect("all threads are joined");
+            for socket in world.sockets {
+                assert_eq!(socket.load(Relaxed), 0, "a packet was left lying");
+            }
+            world.claim.into_inner()
+        }
+    }
+
+    fn no_packet_is_lost(steps: Steps) {
+        let world = World::new(steps);
+        let threads = [0, 1].map(|line| {
+            let world = world.clone();
+            thread::spawn(move || world.packet(line))
+        });
+        world.packet(0);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_eq!(world.into_processed(), Processed { packets: 3, deadlines: 0 });
+    }
+
+    #[test]
+    fn one_thread_at_a_time_and_no_edge_lost() {
+        explore(3, || no_packet_is_lost(REAL));
+    }
+
+    #[test]
+    #[should_panic(expected = "left lying")]
+    fn a_release_without_looking_again_loses_an_edge() {
+        explore(3, || {
+            let release = |held: Held<'_, Processed>| {
+                held.claim.pending.store(0, Release);
+                Ok(())
+            };
+            no_packet_is_lost(Steps { release, ..REAL });
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "left lying")]
+    fn marks_taken_before_the_count_lose_an_edge() {
+        explore(3, || {
+            let take_marks = |held: &mut Held<'_, Processed>| {
+                let marks = Marks(held.claim.marks.swap(0, AcqRel));
+                held.seen = held.claim.pending.load(Acquire);
+                marks
+            };
+            no_packet_is_lost(Steps { take_marks, ..REAL });
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn without_a_claim_two_threads_touch_the_channel() {
+        explore(3, || {
+            let world = World::new(REAL);
+            let other = world.clone();
+            let touch = |world: &World| {
+                Held { claim: &world.claim, seen: 0 }.with(|processed| processed.packets += 1);
+            };
+            let thread = thread::spawn(move || touch(&other));
+            touch(&world);
+            thread.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_deadline_and_a_packet_both_get_through() {
+        explore(3, || {
+            let world = World::new(REAL);
+            let other = world.clone();
+            let thread = thread::spawn(move || other.packet(1));
+            if let Some(held) = world.claim.bring(Marks::DEADLINE) {
+                world.process(held);
+            }
+            thread.join().unwrap();
+            assert_eq!(world.into_processed(), Processed { packets: 1, deadlines: 1 });
+        });
+    }
+
+    /// A holder out of quota lays by what it took; packets come meanwhile; any thread takes it up.
+    #[test]
+    fn a_claim_laid_by_is_taken_up_once_with_all_its_work() {
+        explore(3, || {
+            let world = World::new(REAL);
+            let (holder, bringer) = (world.clone(), world.clone());
+            let holder = thread::spawn(move || {
+                holder.sockets[0].fetch_add(1, Relaxed);
+                let ready = Marks::ready(LineSet(1));
+                if let Some(mut held) = holder.claim.bring(ready) {
+                    let rest = held.take_marks();
+                    held.with(|processed| processed.packets += 10);
+                    *holder.run_queue.lock().unwrap() = Some(held.lay_by(rest));
+                    holder.work_off();
+                } else {
+                    // The other one holds it. Ten packets more, so that the sum is the same either way.
+                    holder.sockets[1].fetch_add(10, Relaxed);
+                    holder.edge(1);
+                }
+            });
+            let bringer = thread::spawn(move || {
+                bringer.packet(1);
+                bringer.work_off();
+            });
+            holder.join().unwrap();
+            bringer.join().unwrap();
+            world.work_off();
+            assert_eq!(world.into_processed(), Processed { packets: 12, deadlines: 0 });
+        });
+    }
+}

@@ -1,0 +1,160 @@
+//! Model checking: every interleaving of a few threads within a bound on preemptions, and every value that the memory
+//! model lets a load return. Each protocol has its models beside it; here they run together as a small pool.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use loom::{
+    sync::{Condvar, Mutex},
+    thread,
+};
+use mdgw_sys::handle::LineSet;
+
+use super::{
+    claim::{Claim, Held, Marks},
+    token::{Take, Token, Waiting},
+};
+
+/// Runs `model` in every way that has at most `preemptions` switches away from a thread that could have gone on.
+pub(super) fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+/// Two threads, one channel, and a handle set whose wait can be woken.
+struct World {
+    token: Token,
+    claim: Claim<u32>,
+    set: Mutex<Set>,
+    changed: Condvar,
+    processed: Mutex<u32>,
+    progress: Condvar,
+}
+
+#[derive(Default)]
+struct Set {
+    events: VecDeque<Event>,
+    socket: u32,
+    waiting: bool,
+}
+
+enum Event {
+    Ready,
+    Wake,
+}
+
+impl World {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            token: Token::new(),
+            claim: Claim::new(0),
+            set: Mutex::new(Set::default()),
+            changed: Condvar::new(),
+            processed: Mutex::new(0),
+            progress: Condvar::new(),
+        })
+    }
+
+    /// The life of a thread, strict promotion.
+    fn run(&self) {
+        loop {
+            let waiting = Waiting { may_spin: false, keep_spinning: || false };
+            let take = match self.token.try_take() {
+                Take::Held => self.token.follow(waiting, |_| (), || ()),
+                take => take,
+            };
+            if take == Take::Stopping || !self.lead() {
+                return;
+            }
+        }
+    }
+
+    fn lead(&self) -> bool {
+        while !self.token.is_stopping() {
+            let Event::Ready = self.wait() else { continue };
+            let Some(held) = self.claim.bring(Marks::ready(LineSet(1))) else { continue };
+            self.token.release();
+            self.process(held);
+            return true;
+        }
+        false
+    }
+
+    fn wait(&self) -> Event {
+        let mut set = self.set.lock().unwrap();
+        assert!(!set.waiting, "two threads wait at once");
+        loop {
+            if let Some(event) = set.events.pop_front() {
+                return event;
+            }
+            set.waiting = true;
+            set = self.changed.wait(set).unwrap();
+            set.waiting = false;
+        }
+    }
+
+    fn process(&self, mut held: Held<'_, u32>) {
+        loop {
+            if held.take_marks() != Marks::NONE {
+                let packets = std::mem::take(&mut self.set.lock().unwrap().socket);
+                held.with(|count| *count += packets);
+                *self.processed.lock().unwrap() += packets;
+                self.progress.notify_all();
+            }
+            match held.release() {
+                Ok(()) => return,
+                Err(again) => held = again,
+            }
+        }
+    }
+
+    fn packet(&self) {
+        let mut set = self.set.lock().unwrap();
+        set.socket += 1;
+        set.events.push_back(Event::Ready);
+        self.changed.notify_all();
+    }
+
+    fn stop(&self, wakes: bool) {
+        self.token.stop();
+        if wakes {
+            self.set.lock().unwrap().events.push_back(Event::Wake);
+            self.changed.notify_all();
+        }
+    }
+}
+
+fn works_and_stops(packets: u32, wakes: bool) {
+    let world = World::new();
+    let threads = [(); 2].map(|()| {
+        let world = world.clone();
+        thread::spawn(move || world.run())
+    });
+    // Packets reach a leader that waits already, or is about to.
+    (0..packets).for_each(|_| world.packet());
+    let mut processed = world.processed.lock().unwrap();
+    while *processed < packets {
+        processed = world.progress.wait(processed).unwrap();
+    }
+    drop(processed);
+    world.stop(wakes);
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn packets_are_processed_while_threads_take_turns_and_the_pool_stops() {
+    explore(2, || works_and_stops(2, true));
+}
+
+#[test]
+fn a_pool_stops_while_its_threads_are_still_arriving() {
+    explore(3, || works_and_stops(0, true));
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_shutdown_that_does_not_wake_the_leader_is_noticed() {
+    explore(2, || works_and_stops(0, false));
+}

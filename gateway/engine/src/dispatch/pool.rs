@@ -1,0 +1,182 @@
+//! Leader/Followers: T threads, one handle set, one token.
+//!
+//! With T = 1 it is a reactor: the one thread leads for ever, nothing is promoted, and the handle set may lend datagrams
+//! ([`Event::Lent`](crate::handle_set::Event::Lent)).
+
+use std::{
+    io,
+    os::fd::BorrowedFd,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, mpsc},
+    thread,
+};
+
+use mdgw_sys::{
+    affinity,
+    handle::{ChannelIndex, Handle},
+    scheduler,
+};
+
+use super::{
+    roles::{Gauges, Role},
+    shared::{Settings, Shared, panic_text},
+    turn::Worker,
+};
+use crate::{
+    dispatch::{ChannelHandler, Dispatch, DispatchConfig, FailReason, StartError, ThreadConfig},
+    handle_set::HandleSet,
+};
+
+/// A running pool. Dropping it shuts it down.
+pub struct Pool<S: HandleSet + 'static, H: ChannelHandler> {
+    shared: Arc<Shared<S, H>>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+impl<S: HandleSet + 'static, H: ChannelHandler> Dispatch<S, H> for Pool<S, H> {
+    fn start(
+        config: &DispatchConfig,
+        set: Arc<S>,
+        channels: Vec<H>,
+        local: impl Fn(usize) -> H::Local + Send + Sync + 'static,
+    ) -> Result<Self, StartError> {
+        let settings = Settings::check(config, set.lends())?;
+        let shared = Arc::new(Shared::new(config, settings, set, channels));
+        shared.arm_first_deadlines();
+        let local = Arc::new(local);
+        let (report, reports) = mpsc::channel();
+        let mut pool = Self { shared, threads: Vec::new() };
+        // A thread begins only when all of them could be set up: a pool that can't start has touched nothing. Declared
+        // after the pool, the gates are closed before it joins its threads.
+        let mut gates = Vec::new();
+        for (index, thread) in config.threads.iter().copied().enumerate() {
+            let (gate, opened) = mpsc::channel();
+            gates.push(gate);
+            let (shared, local, report) = (pool.shared.clone(), local.clone(), report.clone());
+            let body = move || run(&shared, index, thread, &*local, &report, &opened);
+            let spawned = thread::Builder::new().name(format!("{}-{index}", config.name)).spawn(body);
+            let joined = spawned.map_err(|source| StartError::Thread { thread: index, act: "be started", source })?;
+            pool.threads.push(joined);
+        }
+        // Each thread reports once, and this end keeps a sender too: the receiver can't run dry.
+        for report in reports.iter().take(config.threads.len()) {
+            report?;
+        }
+        for gate in gates {
+            // A thread that is gone already has stopped the pool and says why in its fault.
+            let _gone = gate.send(());
+        }
+        Ok(pool)
+    }
+
+    fn add(&self, socket: BorrowedFd<'_>, handle: Handle) -> io::Result<()> {
+        if self.shared.slot(handle.channel).is_none() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the pool has no such channel"));
+        }
+        self.shared.set.add(socket, handle)
+    }
+
+    fn remove(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        self.shared.set.remove(socket)
+    }
+
+    fn tell(&self, channel: ChannelIndex, message: H::Message) -> Result<(), H::Message> {
+        let Some(slot) = self.shared.slot(channel) else { return Err(message) };
+        if slot.failed.get().is_some() {
+            return Err(message);
+        }
+        slot.inbox.push(message)?;
+        // The leader looks into all inboxes when it is woken.
+        self.shared.set.wake();
+        Ok(())
+    }
+
+    fn failed(&self, channel: ChannelIndex) -> Option<FailReason> {
+        self.shared.slot(channel)?.failed.get().cloned()
+    }
+
+    fn fault(&self) -> Option<String> {
+        self.shared.fault.get().cloned()
+    }
+
+    fn gauges(&self) -> Gauges {
+        Gauges::of(&self.shared.gauges)
+    }
+
+    fn shutdown(mut self) -> Vec<H> {
+        self.stop_and_join();
+        let shared = self.shared.clone();
+        drop(self);
+        // The threads are joined, so this is the last reference.
+        let slots = Arc::into_inner(shared).map(|shared| shared.slots).unwrap_or_default();
+        slots.into_iter().map(|slot| slot.claim.into_inner()).collect()
+    }
+}
+
+impl<S: HandleSet + 'static, H: ChannelHandler> Pool<S, H> {
+    /// What each thread has done, in the order of their numbers.
+    #[cfg(all(test, not(feature = "loom")))]
+    pub(super) fn thread_counts(&self) -> Vec<super::roles::Counts> {
+        self.shared.gauges.iter().map(|gauges| gauges.counts()).collect()
+    }
+
+    fn stop_and_join(&mut self) {
+        self.shared.stop();
+        for thread in self.threads.drain(..) {
+            // Its panic, if any, has become the pool's fault.
+            let _panic = thread.join();
+        }
+    }
+}
+
+impl<S: HandleSet + 'static, H: ChannelHandler> Drop for Pool<S, H> {
+    fn drop(&mut self) {
+        self.stop_and_join();
+    }
+}
+
+/// The life of one thread.
+fn run<S: HandleSet, H: ChannelHandler>(
+    shared: &Shared<S, H>,
+    index: usize,
+    config: ThreadConfig,
+    local: &impl Fn(usize) -> H::Local,
+    report: &mpsc::Sender<Result<(), StartError>>,
+    opened: &mpsc::Receiver<()>,
+) {
+    let lived = catch_unwind(AssertUnwindSafe(|| {
+        let mut worker = match set_up(shared, index, config, local) {
+            Ok(worker) => worker,
+            Err(error) => return drop(report.send(Err(error))),
+        };
+        // Whoever started us waits for all reports or is gone; a closed gate says which.
+        let _gone = report.send(Ok(()));
+        if opened.recv().is_ok() {
+            worker.run();
+        }
+    }));
+    shared.gauges[index].set_role(Role::Absent);
+    shared.gauges[index].rests();
+    if let Err(panic) = lived {
+        shared.stop_with(format!("thread {index} of the pool panicked: {}", panic_text(&*panic)));
+        let failed = io::Error::other("it panicked");
+        let _gone = report.send(Err(StartError::Thread { thread: index, act: "be set up", source: failed }));
+    }
+}
+
+fn set_up<'p, S: HandleSet, H: ChannelHandler>(
+    shared: &'p Shared<S, H>,
+    index: usize,
+    config: ThreadConfig,
+    local: &impl Fn(usize) -> H::Local,
+) -> Result<Worker<'p, S, H>, StartError> {
+    if let Some(core) = config.core {
+        affinity::pin_to(core).map_err(|source| StartError::Pin { thread: index, source })?;
+    }
+    if let Some(priority) = config.fifo_priority {
+        scheduler::set_fifo(priority).map_err(|source| StartError::Priority { thread: index, priority, source })?;
+    }
+    let io =
+        shared.set.thread_io().map_err(|source| StartError::Thread { thread: index, act: "set up its I/O", source })?;
+    Ok(Worker::new(shared, index, io, local(index)))
+}

@@ -1,0 +1,295 @@
+//! What the threads of a pool are doing and have done. Each thread writes its own counters, 128 bytes apart from the
+//! others', with plain stores; whoever reads adds them up.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+
+use mdgw_sys::progress::ThreadWord;
+
+/// What a thread is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Role {
+    /// It has not begun, or has ended.
+    Absent = 0,
+    /// It holds the token: waits for events, or claims them, or (lazy) processes without having promoted.
+    Leader = 1,
+    /// Follower, spinning.
+    Spinning = 2,
+    /// Follower, asleep.
+    Parked = 3,
+    /// It processes channels.
+    Processing = 4,
+}
+
+/// What a pool shows of itself: sums over its threads, read without stopping them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gauges {
+    /// Threads that lead: one, or for a moment none.
+    pub leading: usize,
+    /// Followers that spin: one at most.
+    pub spinning: usize,
+    /// Followers that sleep.
+    pub parked: usize,
+    /// Threads that process.
+    pub processing: usize,
+    /// All counters.
+    pub counts: Counts,
+    /// Thread by thread, in the order of their numbers.
+    pub threads: Vec<ThreadReading>,
+}
+
+/// What one thread shows of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadReading {
+    /// What it is doing.
+    pub role: Role,
+    /// All its processing together, ns.
+    pub handler_ns_sum: u64,
+}
+
+/// How many buckets a distribution has; the last one holds all that is larger.
+pub const BUCKET_COUNT: usize = 24;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counters of a pool, since it began. They only grow.
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        pub struct Counts {
+            $($(#[$doc])* pub $name: u64,)*
+            /// Turns by the number of events claimed: bucket `n` holds those of `2^(n-1)+1..=2^n` events.
+            pub batch_events: [u64; BUCKET_COUNT],
+            /// Turns by the time their processing took: bucket `n` holds those of `2^(n-1)+1..=2^n` ns.
+            pub handler_ns: [u64; BUCKET_COUNT],
+        }
+
+        /// The counters of one thread. Written by that thread alone, read by all.
+        #[derive(Debug)]
+        #[repr(align(128))]
+        pub(super) struct ThreadGauges {
+            role: AtomicU8,
+            word: Option<ThreadWord>,
+            $(pub(super) $name: Counter,)*
+            pub(super) batch_events: Distribution,
+            pub(super) handler_ns: Distribution,
+        }
+
+        impl ThreadGauges {
+            pub(super) fn new(word: Option<ThreadWord>) -> Self {
+                Self {
+                    role: AtomicU8::new(Role::Absent as u8),
+                    word,
+                    $($name: Counter::default(),)*
+                    batch_events: Distribution::default(),
+                    handler_ns: Distribution::default(),
+                }
+            }
+
+            fn add_to(&self, counts: &mut Counts) {
+                $(counts.$name += self.$name.get();)*
+                self.batch_events.add_to(&mut counts.batch_events);
+                self.handler_ns.add_to(&mut counts.handler_ns);
+            }
+        }
+
+        impl Counts {
+            /// Names and values, for whoever prints or exports them.
+            pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name)),*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Waits that brought at least one event.
+    turns,
+    /// Events that the waits brought.
+    events,
+    /// Claims that were processed, those taken up from the run queue included.
+    claims,
+    /// Packets that the handlers took.
+    packets,
+    /// Events whose channel another thread held: it was left a mark.
+    deferrals,
+    /// Claims that were laid by in the run queue because their quota was used up.
+    quota_hits,
+    /// Promotions before processing.
+    promotions,
+    /// Those of them that found no follower.
+    promotions_unanswered,
+    /// Turns whose work was processed without giving up the lead (`lazy`).
+    leads_kept,
+    /// Leads given up in the midst of processing, because it took longer than was expected (`lazy`).
+    leads_given_up_late,
+    /// Time without a leader after a promotion that found no follower.
+    saturation_ns,
+    /// Blocking waits that brought nothing.
+    waits_in_vain,
+    /// Times a follower went to sleep.
+    sleeps,
+    /// Followers that were woken and found another thread leading.
+    wakes_in_vain,
+    /// Times the timer went off.
+    timer_expiries,
+    /// Times somebody woke the leader.
+    wakes,
+    /// Deadlines that were acted on.
+    deadlines,
+    /// Events of channels that are out of service, or do not exist.
+    strays,
+    /// Channels put out of service.
+    failures,
+    /// Longest processing of one turn.
+    handler_ns_max,
+    /// All processing together.
+    handler_ns_sum,
+}
+
+impl Gauges {
+    pub(super) fn of(threads: &[ThreadGauges]) -> Self {
+        let mut gauges = Self::default();
+        let mut handler_ns_max = 0;
+        for thread in threads {
+            let role = Role::of(thread.role.load(Relaxed));
+            match role {
+                Role::Absent => {}
+                Role::Leader => gauges.leading += 1,
+                Role::Spinning => gauges.spinning += 1,
+                Role::Parked => gauges.parked += 1,
+                Role::Processing => gauges.processing += 1,
+            }
+            gauges.threads.push(ThreadReading { role, handler_ns_sum: thread.handler_ns_sum.get() });
+            handler_ns_max = handler_ns_max.max(thread.handler_ns_max.get());
+            thread.add_to(&mut gauges.counts);
+        }
+        gauges.counts.handler_ns_max = handler_ns_max;
+        gauges
+    }
+}
+
+impl Role {
+    /// Name for whoever shows it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Absent => "absent",
+            Self::Leader => "leader",
+            Self::Spinning => "spinning",
+            Self::Parked => "parked",
+            Self::Processing => "processing",
+        }
+    }
+
+    fn of(number: u8) -> Self {
+        let all = [Self::Leader, Self::Spinning, Self::Parked, Self::Processing];
+        all.into_iter().find(|role| *role as u8 == number).unwrap_or(Self::Absent)
+    }
+}
+
+impl ThreadGauges {
+    pub(super) fn set_role(&self, role: Role) {
+        self.role.store(role as u8, Relaxed);
+    }
+
+    /// It takes up work, or has got on with it: for whoever looks from outside.
+    pub(super) fn works(&self) {
+        if let Some(word) = &self.word {
+            word.works();
+        }
+    }
+
+    /// It waits for work.
+    pub(super) fn rests(&self) {
+        if let Some(word) = &self.word {
+            word.rests();
+        }
+    }
+
+    /// What this thread alone has done.
+    #[cfg(all(test, not(feature = "loom")))]
+    pub(super) fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        self.add_to(&mut counts);
+        counts
+    }
+
+    pub(super) fn record_processing(&self, ns: u64) {
+        self.handler_ns.record(ns);
+        self.handler_ns_sum.add(ns);
+        self.handler_ns_max.raise_to(ns);
+    }
+}
+
+/// A number that one thread writes: no read-modify-write is needed.
+#[derive(Debug, Default)]
+pub(super) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(super) fn add(&self, count: u64) {
+        self.0.store(self.0.load(Relaxed).wrapping_add(count), Relaxed);
+    }
+
+    pub(super) fn raise_to(&self, value: u64) {
+        if value > self.0.load(Relaxed) {
+            self.0.store(value, Relaxed);
+        }
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// Counts by powers of two.
+#[derive(Debug, Default)]
+pub(super) struct Distribution([Counter; BUCKET_COUNT]);
+
+impl Distribution {
+    pub(super) fn record(&self, value: u64) {
+        let bits = u64::BITS - value.saturating_sub(1).leading_zeros();
+        let bucket = usize::try_from(bits).unwrap_or(usize::MAX).min(BUCKET_COUNT - 1);
+        self.0[bucket].add(1);
+    }
+
+    fn add_to(&self, sums: &mut [u64; BUCKET_COUNT]) {
+        for (sum, counter) in sums.iter_mut().zip(&self.0) {
+            *sum += counter.get();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_distribution_puts_powers_of_two_last_in_their_bucket() {
+        let distribution = Distribution::default();
+        for value in [0, 1, 2, 3, 4, 5, 8, 9, u64::MAX] {
+            distribution.record(value);
+        }
+        let mut sums = [0; BUCKET_COUNT];
+        distribution.add_to(&mut sums);
+        assert_eq!(sums[..5], [2, 1, 2, 2, 1]);
+        assert_eq!(sums[BUCKET_COUNT - 1], 1);
+    }
+
+    #[test]
+    fn threads_are_added_up_but_the_longest_time_is_the_longest_of_all() {
+        let threads = [ThreadGauges::new(None), ThreadGauges::new(None)];
+        threads[0].set_role(Role::Leader);
+        threads[1].set_role(Role::Parked);
+        threads[0].turns.add(3);
+        threads[1].turns.add(4);
+        threads[0].record_processing(700);
+        threads[1].record_processing(500);
+        let gauges = Gauges::of(&threads);
+        assert_eq!((gauges.leading, gauges.parked, gauges.processing), (1, 1, 0));
+        let threads = gauges.threads.iter().map(|thread| (thread.role.name(), thread.handler_ns_sum));
+        assert_eq!(threads.collect::<Vec<_>>(), [("leader", 700), ("parked", 500)]);
+        assert_eq!(gauges.counts.turns, 7);
+        assert_eq!(gauges.counts.handler_ns_max, 700);
+        assert_eq!(gauges.counts.handler_ns_sum, 1_200);
+        assert!(gauges.counts.named().any(|(name, value)| name == "turns" && value == 7));
+    }
+}

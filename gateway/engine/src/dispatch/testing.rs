@@ -1,0 +1,352 @@
+//! A handle set in memory with the behaviour of an edge-triggered one, and channels that check what happens to them.
+
+use std::{
+    collections::VecDeque,
+    io,
+    os::fd::{BorrowedFd, RawFd},
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use mdgw_feeds::{identity::Line, time::MonoNs};
+use mdgw_sys::{
+    batch::{ReceiveBatch, SendBatch},
+    clock::mono_now,
+    handle::{ChannelIndex, Handle, LineSet},
+};
+
+use crate::{
+    dispatch::{ChannelHandler, FailReason, Failure, Progress, TurnContext},
+    handle_set::{Event, HandleSet, ThreadIo, Wait},
+};
+
+/// Events by hand. A handle that is in the ready list already is not put there twice; taking it out forgets it until
+/// the next packet: an edge.
+#[derive(Default)]
+pub(super) struct MemorySet {
+    state: Mutex<State>,
+    changed: Condvar,
+    waiting: AtomicUsize,
+    /// Waits that found another thread waiting.
+    pub(super) second_waiters: AtomicUsize,
+    /// Waits that are about to fail.
+    pub(super) broken: AtomicBool,
+    /// Blocking waits that have begun.
+    pub(super) blocks: AtomicUsize,
+}
+
+#[derive(Default)]
+struct State {
+    ready: VecDeque<Event>,
+    timer: Option<MonoNs>,
+}
+
+impl MemorySet {
+    pub(super) fn post(&self, event: Event) {
+        let mut state = self.state.lock().unwrap();
+        if !state.ready.contains(&event) {
+            state.ready.push_back(event);
+        }
+        self.changed.notify_all();
+    }
+
+    pub(super) fn is_drained(&self) -> bool {
+        self.state.lock().unwrap().ready.is_empty()
+    }
+}
+
+/// The thread's part: there is nothing in it but the set.
+pub(super) struct MemoryIo(Arc<MemorySet>);
+
+/// What the pool is given: threads need the set itself.
+pub(super) struct SharedSet(pub(super) Arc<MemorySet>);
+
+impl HandleSet for SharedSet {
+    type Io = MemoryIo;
+
+    fn thread_io(&self) -> io::Result<MemoryIo> {
+        Ok(MemoryIo(self.0.clone()))
+    }
+
+    fn add(&self, _socket: BorrowedFd<'_>, handle: Handle) -> io::Result<()> {
+        self.0.post(Event::Ready(handle));
+        self.wake();
+        Ok(())
+    }
+
+    fn remove(&self, _socket: BorrowedFd<'_>) -> io::Result<()> {
+        self.wake();
+        Ok(())
+    }
+
+    fn wake(&self) {
+        self.0.post(Event::Wake);
+    }
+
+    fn set_timer(&self, at: Option<MonoNs>) {
+        self.0.state.lock().unwrap().timer = at;
+        self.0.changed.notify_all();
+    }
+}
+
+impl ThreadIo for MemoryIo {
+    fn wait(&mut self, wait: Wait, room: usize, events: &mut Vec<Event>) -> io::Result<()> {
+        let set = &*self.0;
+        if set.waiting.fetch_add(1, SeqCst) > 0 {
+            set.second_waiters.fetch_add(1, SeqCst);
+        }
+        let mut state = set.state.lock().unwrap();
+        if wait == Wait::Block {
+            set.blocks.fetch_add(1, SeqCst);
+        }
+        loop {
+            let now = mono_now();
+            if state.timer.take_if(|at| *at <= now).is_some() {
+                state.ready.push_back(Event::Timer);
+            }
+            let count = room.min(state.ready.len());
+            events.extend(state.ready.drain(..count));
+            if !events.is_empty() || wait == Wait::Poll {
+                break;
+            }
+            let until_ns = state.timer.map_or(u64::MAX, |at| at.since(now));
+            state = set.changed.wait_timeout(state, Duration::from_nanos(until_ns)).unwrap().0;
+        }
+        set.waiting.fetch_sub(1, SeqCst);
+        if set.broken.load(SeqCst) { Err(io::Error::other("broken")) } else { Ok(()) }
+    }
+
+    fn release_wait(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn receive(&mut self, _sockets: &[(Line, RawFd)], _batch: &mut ReceiveBatch) -> io::Result<LineSet> {
+        Ok(LineSet::default())
+    }
+
+    fn lent(&mut self, _handle: Handle, _batch: &mut ReceiveBatch) {}
+
+    fn send(&mut self, _packets: &SendBatch<'_>) -> io::Result<usize> {
+        Ok(0)
+    }
+}
+
+/// A channel seen from outside: what feeds it, and what it found.
+pub(super) struct Outside {
+    set: Arc<MemorySet>,
+    channel: ChannelIndex,
+    lines: [Mutex<VecDeque<u64>>; LINES],
+    busy: AtomicBool,
+    /// Packets processed.
+    pub(super) processed: AtomicU64,
+    /// Packets that came out of their order.
+    pub(super) disordered: AtomicU64,
+    /// Calls while another thread was in the handler.
+    pub(super) overlaps: AtomicU64,
+    /// Deadlines acted on while a line still held packets.
+    pub(super) early_deadlines: AtomicU64,
+    /// Deadlines acted on.
+    pub(super) deadlines: AtomicU64,
+    /// Messages heard.
+    pub(super) messages: AtomicU64,
+    /// Most packets that one call took.
+    pub(super) most: AtomicUsize,
+    /// Why it failed.
+    pub(super) failed: Mutex<Option<FailReason>>,
+    /// Calls since it failed.
+    pub(super) calls_since: AtomicU64,
+    /// At which of these calls it panics once more.
+    pub(super) panics_since: AtomicU64,
+}
+
+/// Every test channel has two.
+pub(super) const LINES: usize = 2;
+
+/// Packets with special effects.
+pub(super) const PANICS: u64 = u64::MAX;
+pub(super) const FAILS: u64 = u64::MAX - 1;
+
+impl Outside {
+    pub(super) fn new(set: &Arc<MemorySet>, channel: u32) -> Arc<Self> {
+        Arc::new(Self {
+            set: set.clone(),
+            channel: ChannelIndex(channel),
+            lines: Default::default(),
+            busy: AtomicBool::new(false),
+            processed: AtomicU64::new(0),
+            disordered: AtomicU64::new(0),
+            overlaps: AtomicU64::new(0),
+            early_deadlines: AtomicU64::new(0),
+            deadlines: AtomicU64::new(0),
+            messages: AtomicU64::new(0),
+            most: AtomicUsize::new(0),
+            failed: Mutex::new(None),
+            calls_since: AtomicU64::new(0),
+            panics_since: AtomicU64::new(u64::MAX),
+        })
+    }
+
+    /// A packet lies in the socket, and nobody has been told yet.
+    pub(super) fn arrive(&self, line: usize, packet: u64) {
+        self.lines[line].lock().unwrap().push_back(packet);
+    }
+
+    /// A packet comes in.
+    pub(super) fn send(&self, line: usize, packet: u64) {
+        self.arrive(line, packet);
+        self.set.post(Event::Ready(self.handle(line)));
+    }
+
+    pub(super) fn handle(&self, line: usize) -> Handle {
+        Handle { channel: self.channel, line: Line(u8::try_from(line).unwrap()) }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.lines.iter().all(|line| line.lock().unwrap().is_empty())
+    }
+
+    fn enter(&self) {
+        if self.busy.swap(true, SeqCst) {
+            self.overlaps.fetch_add(1, SeqCst);
+        }
+    }
+
+    fn leave(&self) {
+        self.busy.store(false, SeqCst);
+    }
+}
+
+/// The inside: which packet comes next on each line.
+pub(super) struct TestChannel {
+    pub(super) outside: Arc<Outside>,
+    /// The number that each line brings next.
+    pub(super) next: [u64; LINES],
+    /// When its next deadline is.
+    pub(super) deadline: Option<MonoNs>,
+    /// Set anew, that much later, each time it passed.
+    pub(super) period_ns: Option<u64>,
+}
+
+impl TestChannel {
+    pub(super) fn new(outside: &Arc<Outside>) -> Self {
+        Self { outside: outside.clone(), next: [0; LINES], deadline: None, period_ns: None }
+    }
+
+    /// Reads lines until short or out of quota, and checks.
+    pub(super) fn drain(&mut self, lines: LineSet, quota: usize) -> Result<Progress, Failure> {
+        let outside = self.outside.clone();
+        outside.enter();
+        let mut progress = Progress::default();
+        for index in (0..LINES).filter(|index| lines.contains(outside.handle(*index).line)) {
+            loop {
+                if progress.packets == quota {
+                    progress.more = progress.more.with(outside.handle(index).line);
+                    break;
+                }
+                let Some(packet) = outside.lines[index].lock().unwrap().pop_front() else { break };
+                progress.packets += 1;
+                match packet {
+                    PANICS => {
+                        outside.leave();
+                        panic!("a packet that panics");
+                    }
+                    FAILS => {
+                        outside.leave();
+                        return Err(Failure("a packet that fails"));
+                    }
+                    _ => {}
+                }
+                if packet != self.next[index] {
+                    outside.disordered.fetch_add(1, SeqCst);
+                }
+                // Gives a second thread the chance to overtake between taking a packet and remembering it.
+                std::thread::yield_now();
+                self.next[index] = packet + 1;
+                outside.processed.fetch_add(1, SeqCst);
+            }
+        }
+        outside.most.fetch_max(progress.packets, SeqCst);
+        outside.leave();
+        Ok(progress)
+    }
+}
+
+impl ChannelHandler for TestChannel {
+    type Local = usize;
+    type Message = u64;
+
+    fn on_ready<I: ThreadIo>(
+        &mut self,
+        lines: LineSet,
+        quota: usize,
+        context: &mut TurnContext<'_, I, usize>,
+    ) -> Result<Progress, Failure> {
+        assert_eq!(*context.local, context.thread, "a thread's own part stays with it");
+        self.drain(lines, quota)
+    }
+
+    fn on_lent<I: ThreadIo>(
+        &mut self,
+        handle: Handle,
+        _context: &mut TurnContext<'_, I, usize>,
+    ) -> Result<Progress, Failure> {
+        self.drain(LineSet::default().with(handle.line), usize::MAX)
+    }
+
+    fn on_deadline<I: ThreadIo>(
+        &mut self,
+        now: MonoNs,
+        _context: &mut TurnContext<'_, I, usize>,
+    ) -> Result<(), Failure> {
+        self.outside.enter();
+        if !self.outside.is_empty() {
+            self.outside.early_deadlines.fetch_add(1, SeqCst);
+        }
+        self.deadline = self.period_ns.map(|period_ns| now.plus(period_ns));
+        self.outside.deadlines.fetch_add(1, SeqCst);
+        self.outside.leave();
+        Ok(())
+    }
+
+    fn on_message<I: ThreadIo>(
+        &mut self,
+        _message: u64,
+        _context: &mut TurnContext<'_, I, usize>,
+    ) -> Result<(), Failure> {
+        self.outside.enter();
+        self.outside.messages.fetch_add(1, SeqCst);
+        self.outside.leave();
+        Ok(())
+    }
+
+    fn next_deadline(&self) -> Option<MonoNs> {
+        self.deadline
+    }
+
+    fn lines(&self) -> LineSet {
+        LineSet(3)
+    }
+
+    fn on_failed<I: ThreadIo>(&mut self, reason: &FailReason, _context: &mut TurnContext<'_, I, usize>) {
+        *self.outside.failed.lock().unwrap() = Some(reason.clone());
+        self.deadline = self.period_ns.map(|period_ns| mono_now().plus(period_ns));
+    }
+
+    fn while_failed<I: ThreadIo>(&mut self, now: MonoNs, _context: &mut TurnContext<'_, I, usize>) {
+        let calls = self.outside.calls_since.fetch_add(1, SeqCst) + 1;
+        self.deadline = self.period_ns.map(|period_ns| now.plus(period_ns));
+        assert!(calls < self.outside.panics_since.load(SeqCst), "a panic after the failure");
+    }
+}
+
+/// Waits for a state, with a bound that only a hung test reaches.
+pub(super) fn wait_until(what: &str, reached: impl Fn() -> bool) {
+    let start = mono_now();
+    while !reached() {
+        assert!(mono_now().since(start) < 60_000_000_000, "not reached in a minute: {what}");
+        std::thread::yield_now();
+    }
+}

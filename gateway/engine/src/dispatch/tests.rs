@@ -1,0 +1,383 @@
+//! The pool over a handle set in memory.
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::Ordering::{Relaxed, SeqCst},
+};
+
+use mdgw_sys::{
+    affinity,
+    clock::mono_now,
+    handle::{ChannelIndex, LineSet},
+};
+
+use super::{
+    pool::Pool,
+    testing::{FAILS, LINES, MemorySet, Outside, PANICS, SharedSet, TestChannel, wait_until},
+};
+use crate::{
+    dispatch::{Dispatch, DispatchConfig, FailReason, PromotionPolicy, StartError, ThreadConfig, WaitPolicy},
+    handle_set::{Event, HandleSet},
+};
+
+const POLICIES: [(WaitPolicy, PromotionPolicy); 6] = [
+    (WaitPolicy::Spin, PromotionPolicy::Strict),
+    (WaitPolicy::Spin, PromotionPolicy::Lazy),
+    (WaitPolicy::Park, PromotionPolicy::Strict),
+    (WaitPolicy::Park, PromotionPolicy::Lazy),
+    (WaitPolicy::SpinThenPark, PromotionPolicy::Strict),
+    (WaitPolicy::SpinThenPark, PromotionPolicy::Lazy),
+];
+
+/// A pool and its channels.
+struct World {
+    set: Arc<MemorySet>,
+    channels: Vec<Arc<Outside>>,
+    pool: Pool<SharedSet, TestChannel>,
+}
+
+impl World {
+    fn new(config: &DispatchConfig, channel_count: u32) -> Self {
+        Self::with_channels(config, channel_count, |_, channel| channel)
+    }
+
+    fn with_channels(
+        config: &DispatchConfig,
+        channel_count: u32,
+        change: impl Fn(usize, TestChannel) -> TestChannel,
+    ) -> Self {
+        let set = Arc::new(MemorySet::default());
+        let channels: Vec<_> = (0..channel_count).map(|index| Outside::new(&set, index)).collect();
+        let handlers = channels.iter().enumerate().map(|(index, outside)| change(index, TestChannel::new(outside)));
+        let handlers = handlers.collect();
+        let pool = Pool::start(config, Arc::new(SharedSet(set.clone())), handlers, |thread| thread).unwrap();
+        Self { set, channels, pool }
+    }
+
+    fn processed(&self) -> u64 {
+        self.channels.iter().map(|channel| channel.processed.load(SeqCst)).sum()
+    }
+
+    /// Sends numbered packets on both lines of all channels from two threads.
+    fn feed(&self, packets_per_line: u64) {
+        std::thread::scope(|scope| {
+            for line in 0..LINES {
+                scope.spawn(move || {
+                    for packet in 0..packets_per_line {
+                        for channel in &self.channels {
+                            channel.send(line, packet);
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    fn check_order(&self) {
+        for channel in &self.channels {
+            assert_eq!(channel.disordered.load(SeqCst), 0, "disorder");
+            assert_eq!(channel.overlaps.load(SeqCst), 0, "overlap");
+        }
+        assert_eq!(self.set.second_waiters.load(SeqCst), 0, "two threads waited at once");
+    }
+}
+
+fn config(thread_count: usize, (wait, promotion): (WaitPolicy, PromotionPolicy)) -> DispatchConfig {
+    DispatchConfig {
+        threads: vec![ThreadConfig::default(); thread_count],
+        wait,
+        promotion: Some(promotion),
+        batch_events_max: 8,
+        ..DispatchConfig::default()
+    }
+}
+
+#[test]
+fn every_packet_of_a_channel_is_processed_once_and_in_order() {
+    for policy in POLICIES {
+        for thread_count in [1, 2, 5] {
+            let world = World::new(&config(thread_count, policy), 16);
+            let packets_per_line = 300;
+            world.feed(packets_per_line);
+            let total = packets_per_line * 16 * 2;
+            wait_until("all packets processed", || world.processed() == total);
+            world.check_order();
+            let counts = world.pool.gauges().counts;
+            assert_eq!(counts.packets, total, "{policy:?}");
+            assert_eq!(counts.failures, 0);
+            if thread_count == 1 {
+                assert_eq!(counts.promotions, 0, "one thread has nobody to promote");
+            } else if policy.1 == PromotionPolicy::Strict {
+                assert!(counts.promotions > 0);
+                assert_eq!(counts.leads_kept, 0, "strict always promotes before processing");
+            }
+            assert_eq!(world.pool.shutdown().len(), 16);
+        }
+    }
+}
+
+#[test]
+fn without_the_claim_the_same_check_reports_disorder() {
+    let set = Arc::new(MemorySet::default());
+    let outside = Outside::new(&set, 0);
+    let seen = || outside.disordered.load(SeqCst) + outside.overlaps.load(SeqCst) > 0;
+    let sent = Mutex::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                // Each thread with a channel of its own over the same packets: what two threads without a claim see.
+                let mut channel = TestChannel::new(&outside);
+                let mut rounds = 0;
+                while !seen() {
+                    rounds += 1;
+                    assert!(rounds < 10_000_000, "two threads in one channel went unnoticed");
+                    let mut packet = sent.lock().unwrap();
+                    outside.send(0, *packet);
+                    *packet += 1;
+                    drop(packet);
+                    channel.drain(LineSet(1), 4).unwrap();
+                }
+            });
+        }
+    });
+    assert!(seen());
+}
+
+#[test]
+fn a_hot_channel_gives_way_after_its_quota_and_loses_nothing() {
+    for policy in POLICIES {
+        for thread_count in [1, 3] {
+            let world = World::new(&DispatchConfig { quota_packets: 10, ..config(thread_count, policy) }, 3);
+            for packet in 0..1_000 {
+                world.channels[1].send(0, packet);
+            }
+            world.channels[2].send(1, 0);
+            wait_until("all packets processed", || world.processed() == 1_001);
+            world.check_order();
+            assert!(world.channels[1].most.load(SeqCst) <= 10);
+            world.pool.shutdown();
+        }
+    }
+}
+
+#[test]
+fn a_full_quota_goes_through_the_run_queue_without_a_new_edge() {
+    let set = Arc::new(MemorySet::default());
+    let outside = Outside::new(&set, 0);
+    for packet in 0..100 {
+        outside.send(0, packet);
+    }
+    let settings = config(1, POLICIES[2]);
+    let settings = DispatchConfig { quota_packets: 10, ..settings };
+    let handlers = vec![TestChannel::new(&outside)];
+    let pool = Pool::start(&settings, Arc::new(SharedSet(set.clone())), handlers, |thread| thread).unwrap();
+    wait_until("all packets processed", || outside.processed.load(SeqCst) == 100);
+    wait_until("gauges settled", || pool.gauges().counts.quota_hits == 10);
+    assert_eq!(pool.gauges().counts.events, 1, "one edge was all there was");
+}
+
+#[test]
+fn a_failing_handler_is_contained() {
+    for (packet, reason) in [
+        (PANICS, FailReason::Panicked("a packet that panics".to_owned())),
+        (FAILS, FailReason::Failed("a packet that fails")),
+    ] {
+        let world = World::new(&config(3, POLICIES[2]), 4);
+        world.channels[2].send(0, packet);
+        wait_until("channel failed", || world.pool.failed(ChannelIndex(2)).is_some());
+        assert_eq!(world.pool.failed(ChannelIndex(2)), Some(reason.clone()));
+        assert_eq!(*world.channels[2].failed.lock().unwrap(), Some(reason), "the handler was told");
+        assert_eq!(world.pool.tell(ChannelIndex(2), 7), Err(7));
+        // Its packets go nowhere, the others' all arrive.
+        world.feed(100);
+        wait_until("other channels processed", || world.processed() == 600);
+        world.check_order();
+        assert_eq!(world.channels[2].processed.load(SeqCst), 0);
+        assert_eq!(world.pool.fault(), None);
+        assert_eq!(world.pool.gauges().counts.failures, 1);
+        assert_eq!(world.pool.shutdown().len(), 4, "the failed one is handed back too");
+    }
+}
+
+#[test]
+fn a_failed_channel_may_say_so_again_until_it_panics_once_more() {
+    let period_ns = Some(1_000_000);
+    let world = World::with_channels(&config(2, POLICIES[2]), 2, |_, channel| TestChannel { period_ns, ..channel });
+    world.channels[1].panics_since.store(5, SeqCst);
+    for channel in &world.channels {
+        channel.send(0, FAILS);
+    }
+    let calls = |index: usize| world.channels[index].calls_since.load(SeqCst);
+    wait_until("both have spoken", || calls(0) >= 20 && calls(1) == 5);
+    let spoken = calls(0);
+    wait_until("the silenced one would have spoken again", || calls(0) >= spoken + 20);
+    assert_eq!(calls(1), 5, "it panicked and is not called again");
+    assert_eq!((world.pool.fault(), world.pool.gauges().counts.failures), (None, 2));
+    assert_eq!(world.channels[0].processed.load(SeqCst), 0);
+}
+
+#[test]
+fn shutdown_under_load_ends_all_threads() {
+    for policy in POLICIES {
+        for thread_count in [1, 4] {
+            let world = World::new(&config(thread_count, policy), 8);
+            let stop = std::sync::atomic::AtomicBool::new(false);
+            let channels = world.channels.clone();
+            std::thread::scope(|scope| {
+                let (channels, stop) = (&channels, &stop);
+                scope.spawn(move || {
+                    for packet in 0.. {
+                        if stop.load(Relaxed) {
+                            return;
+                        }
+                        channels.iter().for_each(|channel| channel.send(0, packet));
+                    }
+                });
+                wait_until("under load", || world.processed() > 500);
+                world.check_order();
+                assert_eq!(world.pool.shutdown().len(), 8);
+                stop.store(true, Relaxed);
+            });
+        }
+    }
+}
+
+#[test]
+fn an_idle_pool_sleeps_and_can_be_shut_down() {
+    for policy in [POLICIES[2], POLICIES[4]] {
+        let world = World::new(&config(4, policy), 1);
+        wait_until("leader blocked, followers asleep", || {
+            let gauges = world.pool.gauges();
+            world.set.blocks.load(SeqCst) > 0 && (gauges.leading, gauges.parked) == (1, 3)
+        });
+        world.pool.shutdown();
+    }
+}
+
+#[test]
+fn at_most_one_follower_spins() {
+    let world = World::new(&config(4, POLICIES[0]), 4);
+    let spinners = usize::from(affinity::usable_cores().len() >= 2);
+    wait_until("one leads, the others follow", || {
+        let gauges = world.pool.gauges();
+        assert!(gauges.spinning <= spinners);
+        (gauges.leading, gauges.spinning, gauges.parked) == (1, spinners, 3 - spinners)
+    });
+    world.feed(50);
+    wait_until("all packets processed", || world.processed() == 400);
+}
+
+#[test]
+fn deadlines_are_acted_on_when_all_lines_are_drained() {
+    for policy in POLICIES {
+        for thread_count in [1, 3] {
+            let period_ns = 200_000;
+            let world = World::with_channels(&config(thread_count, policy), 4, |index, channel| TestChannel {
+                deadline: Some(mono_now()),
+                period_ns: Some(period_ns * (1 + u64::try_from(index).unwrap())),
+                ..channel
+            });
+            world.feed(200);
+            wait_until("deadlines passed", || world.channels.iter().all(|channel| channel.deadlines.load(SeqCst) >= 5));
+            wait_until("all packets processed", || world.processed() == 1_600);
+            world.check_order();
+        }
+    }
+}
+
+#[test]
+fn a_deadline_finds_packets_that_came_without_an_edge_yet() {
+    let set = Arc::new(MemorySet::default());
+    let outside = Outside::new(&set, 0);
+    let channel = TestChannel { deadline: Some(mono_now().plus(1_000_000)), ..TestChannel::new(&outside) };
+    outside.arrive(0, 0);
+    outside.arrive(1, 0);
+    let pool = Pool::start(&config(2, POLICIES[2]), Arc::new(SharedSet(set.clone())), vec![channel], |t| t).unwrap();
+    wait_until("deadline", || outside.deadlines.load(SeqCst) == 1);
+    assert_eq!(outside.early_deadlines.load(SeqCst), 0);
+    assert_eq!(outside.processed.load(SeqCst), 2);
+    pool.shutdown();
+}
+
+#[test]
+fn messages_reach_a_sleeping_pool_and_a_full_inbox_says_so() {
+    let world = World::new(&DispatchConfig { inbox_messages_max: 4, ..config(3, POLICIES[2]) }, 2);
+    let mut told = 0;
+    while told < 1_000 {
+        if world.pool.tell(ChannelIndex(1), told).is_ok() {
+            told += 1;
+        }
+    }
+    wait_until("all messages heard", || world.channels[1].messages.load(SeqCst) == 1_000);
+    assert_eq!(world.channels[1].overlaps.load(SeqCst), 0);
+    assert_eq!(world.pool.tell(ChannelIndex(2), 5), Err(5), "no such channel");
+}
+
+#[test]
+fn a_handle_added_while_the_leader_sleeps_is_served() {
+    let world = World::new(&config(2, POLICIES[2]), 1);
+    wait_until("leader blocked", || world.set.blocks.load(SeqCst) > 0);
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let socket = std::os::fd::AsFd::as_fd(&socket);
+    world.pool.add(socket, world.channels[0].handle(1)).unwrap();
+    wait_until("served", || world.pool.gauges().counts.claims > 0);
+    let no_channel = mdgw_sys::handle::Handle { channel: ChannelIndex(9), line: world.channels[0].handle(0).line };
+    assert!(world.pool.add(socket, no_channel).is_err());
+    world.pool.remove(socket).unwrap();
+}
+
+#[test]
+fn lent_datagrams_are_processed_before_the_next_wait() {
+    let world = World::new(&DispatchConfig { quota_packets: 5, ..config(1, POLICIES[2]) }, 2);
+    for packet in 0..100 {
+        world.channels[0].send(0, packet);
+        world.channels[0].send(1, packet);
+        world.set.post(Event::Lent(world.channels[0].handle(1)));
+    }
+    wait_until("all packets processed", || world.processed() == 200);
+    world.check_order();
+}
+
+#[test]
+fn a_broken_wait_stops_the_pool_and_says_why() {
+    let world = World::new(&config(3, POLICIES[2]), 1);
+    world.set.broken.store(true, SeqCst);
+    SharedSet(world.set.clone()).wake();
+    wait_until("fault", || world.pool.fault().is_some());
+    let fault = world.pool.fault().unwrap();
+    assert!(fault.contains("cannot wait on its handle set: broken"), "{fault}");
+    wait_until("threads gone", || {
+        let gauges = world.pool.gauges();
+        gauges.leading + gauges.spinning + gauges.parked + gauges.processing == 0
+    });
+    assert_eq!(world.pool.shutdown().len(), 1);
+}
+
+#[test]
+fn what_cannot_run_is_refused_before_any_thread_works() {
+    let start = |config: &DispatchConfig| {
+        let set = Arc::new(MemorySet::default());
+        let outside = Outside::new(&set, 0);
+        outside.send(0, 0);
+        let handlers = vec![TestChannel::new(&outside)];
+        let result = Pool::start(config, Arc::new(SharedSet(set.clone())), handlers, |thread| thread).map(drop);
+        assert!(result.is_ok() || !set.is_drained(), "a refused pool touched a packet");
+        result
+    };
+    let pinned = |core| ThreadConfig { core: Some(core), fifo_priority: None, word: None };
+    let threads = |threads: Vec<ThreadConfig>| DispatchConfig { threads, ..DispatchConfig::default() };
+    assert!(matches!(start(&threads(vec![])), Err(StartError::Setting(_))));
+    assert!(matches!(start(&threads(vec![pinned(0), pinned(0)])), Err(StartError::SharedCore(0))));
+    let refused = start(&threads(vec![ThreadConfig::default(), pinned(1_000)]));
+    assert!(matches!(refused, Err(StartError::Pin { thread: 1, .. })), "{refused:?}");
+    let floating = ThreadConfig { core: None, fifo_priority: Some(1), word: None };
+    assert!(matches!(start(&threads(vec![floating])), Err(StartError::Setting(_))));
+    let bad_priority = ThreadConfig { core: Some(affinity::usable_cores()[0]), fifo_priority: Some(100), word: None };
+    assert!(matches!(start(&threads(vec![bad_priority])), Err(StartError::Priority { thread: 0, priority: 100, .. })));
+    for (batch_events_max, quota_packets, inbox_messages_max) in [(0, 1, 1), (1_025, 1, 1), (1, 0, 1), (1, 1, 0)] {
+        let config =
+            DispatchConfig { batch_events_max, quota_packets, inbox_messages_max, ..DispatchConfig::default() };
+        assert!(matches!(start(&config), Err(StartError::Setting(_))));
+    }
+    assert!(start(&DispatchConfig::default()).is_ok());
+}

@@ -1,0 +1,523 @@
+//! One turn of the leader, and what a thread does between turns.
+
+use std::{
+    collections::VecDeque,
+    io,
+    ops::ControlFlow,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::Ordering::Relaxed,
+};
+
+use mdgw_feeds::{identity::Line, time::MonoNs};
+use mdgw_sys::{
+    clock::{WallFromMono, mono_now},
+    handle::{ChannelIndex, Handle, LineSet},
+};
+
+use super::{
+    claim::{Held, Marks},
+    roles::{Role, ThreadGauges},
+    shared::{LaidBy, Shared, Slot, panic_text},
+    token::{Promoted, Take, Waiting},
+};
+use crate::{
+    dispatch::{ChannelHandler, FailReason, Failure, PromotionPolicy, TurnContext, WaitPolicy},
+    handle_set::{Event, HandleSet, ThreadIo, Wait},
+};
+
+/// One thread of a pool.
+pub(super) struct Worker<'p, S: HandleSet, H: ChannelHandler> {
+    shared: &'p Shared<S, H>,
+    gauges: &'p ThreadGauges,
+    thread: usize,
+    io: S::Io,
+    local: H::Local,
+    wall: WallFromMono,
+    /// When the work in hand came.
+    now: MonoNs,
+    events: Vec<Event>,
+    claimed: VecDeque<Claimed<'p, H>>,
+    /// Since when the leader looks in vain.
+    idle_since: Option<MonoNs>,
+    /// The timer went off, and the datagrams that came before are not all here yet (sets that lend).
+    timer_waits: bool,
+    /// Lent datagrams belong to a channel in the run queue; they must be processed before the next wait.
+    lent_waits: bool,
+    /// Running mean of what one claimed channel costs.
+    claim_ns_mean: u64,
+}
+
+struct Claimed<'p, H> {
+    index: usize,
+    held: Held<'p, H>,
+}
+
+impl<'p, S: HandleSet, H: ChannelHandler> Worker<'p, S, H> {
+    pub(super) fn new(shared: &'p Shared<S, H>, thread: usize, io: S::Io, local: H::Local) -> Self {
+        Self {
+            shared,
+            gauges: &shared.gauges[thread],
+            thread,
+            io,
+            local,
+            wall: WallFromMono::new(),
+            now: mono_now(),
+            events: Vec::with_capacity(shared.settings.batch_events_max),
+            // No channel is claimed twice.
+            claimed: VecDeque::with_capacity(shared.slots.len()),
+            idle_since: None,
+            timer_waits: false,
+            lent_waits: false,
+            claim_ns_mean: 0,
+        }
+    }
+
+    /// Until the pool stops.
+    pub(super) fn run(&mut self) {
+        loop {
+            let take = match self.shared.token.try_take() {
+                Take::Held => match self.shared.run_queue.pop() {
+                    Some(laid_by) => {
+                        self.work_off(laid_by);
+                        continue;
+                    }
+                    None => self.follow(),
+                },
+                take => take,
+            };
+            if take == Take::Stopping || self.lead().is_break() {
+                return;
+            }
+        }
+    }
+
+    /// Leads, turn by turn, until another thread may.
+    fn lead(&mut self) -> ControlFlow<()> {
+        self.gauges.set_role(Role::Leader);
+        self.end_saturation();
+        self.idle_since = None;
+        while !self.shared.token.is_stopping() {
+            match self.wait() {
+                Ok(()) => self.claim(),
+                Err(error) => return self.give_up("wait on its handle set", &error),
+            }
+            if self.claimed.is_empty() {
+                continue;
+            }
+            if self.promotes_first() {
+                self.promote()?;
+                self.process_claimed();
+                return ControlFlow::Continue(());
+            }
+            if self.process_while_leading()? == Lead::GivenUp {
+                return ControlFlow::Continue(());
+            }
+        }
+        ControlFlow::Break(())
+    }
+
+    /// Waits for events; the clock is read when they have come.
+    fn wait(&mut self) -> io::Result<()> {
+        let wait = if self.looks_only() { Wait::Poll } else { Wait::Block };
+        self.events.clear();
+        self.gauges.rests();
+        self.io.wait(wait, self.shared.settings.batch_events_max, &mut self.events)?;
+        if !self.events.is_empty() {
+            self.gauges.turns.add(1);
+            self.gauges.events.add(count(self.events.len()));
+            self.gauges.batch_events.record(count(self.events.len()));
+            self.idle_since = None;
+            self.now = mono_now();
+        } else if wait == Wait::Block {
+            self.gauges.waits_in_vain.add(1);
+        } else if self.shared.settings.wait == WaitPolicy::SpinThenPark {
+            self.now = mono_now();
+            self.idle_since.get_or_insert(self.now);
+        }
+        Ok(())
+    }
+
+    /// Whether the leader must not sleep: there is work that no event announces, or it still spins.
+    fn looks_only(&self) -> bool {
+        let spins = match self.shared.settings.wait {
+            WaitPolicy::Spin => true,
+            WaitPolicy::Park => false,
+            WaitPolicy::SpinThenPark => {
+                self.idle_since.is_none_or(|since| self.now.since(since) < self.shared.settings.spin_ns)
+            }
+        };
+        spins || self.timer_waits || !self.shared.run_queue.is_empty()
+    }
+
+    /// Claims the channels that the events speak of, and one from the run queue.
+    fn claim(&mut self) {
+        let brought = self.events.len();
+        for position in 0..brought {
+            match self.events[position] {
+                Event::Ready(handle) => {
+                    self.bring(handle.channel, Marks::ready(LineSet::default().with(handle.line)));
+                }
+                Event::Lent(handle) => {
+                    let claimed = self.bring(handle.channel, Marks::lent(LineSet::default().with(handle.line)));
+                    self.lent_waits |= !claimed;
+                }
+                Event::Timer => {
+                    self.gauges.timer_expiries.add(1);
+                    self.timer_waits = true;
+                }
+                Event::Wake => {
+                    self.gauges.wakes.add(1);
+                    self.claim_told();
+                }
+            }
+        }
+        // What a set lends comes by the wait alone, so nothing is drained before a deadline until a wait came back short.
+        // Sockets can be read at any time.
+        let all_here = !self.shared.settings.lends || brought < self.shared.settings.batch_events_max;
+        if self.timer_waits && all_here {
+            self.timer_waits = false;
+            self.claim_due();
+        }
+        if let Some(LaidBy { index, ticket }) = self.shared.run_queue.pop() {
+            if brought == 0 {
+                self.now = mono_now();
+            }
+            let held = self.shared.slots[index].claim.take_up(ticket);
+            self.claimed.push_back(Claimed { index, held });
+        }
+    }
+
+    /// Claims a channel, or leaves the marks with its holder. Whether this thread holds it.
+    fn bring(&mut self, channel: ChannelIndex, marks: Marks) -> bool {
+        let (Ok(index), Some(slot)) = (usize::try_from(channel.0), self.shared.slot(channel)) else {
+            self.gauges.strays.add(1);
+            return true;
+        };
+        if slot.failed.get().is_some() && marks != Marks::DEADLINE {
+            self.gauges.strays.add(1);
+            return true;
+        }
+        if let Some(held) = slot.claim.bring(marks) {
+            self.claimed.push_back(Claimed { index, held });
+            return true;
+        }
+        let ours = self.claimed.iter().any(|claimed| claimed.index == index);
+        if !ours {
+            self.gauges.deferrals.add(1);
+        }
+        ours
+    }
+
+    fn claim_told(&mut self) {
+        let shared = self.shared;
+        for (channel, slot) in (0_u32..).zip(&shared.slots) {
+            if !slot.inbox.is_empty() {
+                self.bring(ChannelIndex(channel), Marks::MESSAGE);
+            }
+        }
+    }
+
+    fn claim_due(&mut self) {
+        let shared = self.shared;
+        let deadlines = shared.slots.iter().map(|slot| &slot.deadline).enumerate();
+        let now = self.now;
+        let due = |index| {
+            // The pool has far fewer channels than that.
+            let channel = u32::try_from(index).unwrap_or(u32::MAX);
+            self.bring(ChannelIndex(channel), Marks::DEADLINE);
+        };
+        shared.alarm.go_off(now, deadlines, due, |at| shared.set.set_timer(Some(at)));
+    }
+
+    /// Whether the lead is given up before the claimed channels are processed.
+    fn promotes_first(&self) -> bool {
+        let settings = &self.shared.settings;
+        settings.several_threads
+            && match settings.promotion {
+                PromotionPolicy::Strict => true,
+                PromotionPolicy::Lazy => {
+                    let worth_ns = if self.shared.token.has_spinner() { SPINNER_WAKE_NS } else { SLEEPER_WAKE_NS };
+                    self.claim_ns_mean * count(self.claimed.len()) > worth_ns
+                }
+            }
+    }
+
+    /// Gives up the lead to one follower.
+    fn promote(&mut self) -> ControlFlow<()> {
+        if let Err(error) = self.io.release_wait() {
+            return self.give_up("give up its wait", &error);
+        }
+        if !self.shared.token.has_follower() {
+            // Before the release: the next leader reads it. Should a follower come in between, it ends at once.
+            self.shared.saturated_since.store(self.now.0, Relaxed);
+        }
+        let promoted = self.shared.token.release();
+        self.gauges.promotions.add(1);
+        if promoted == Promoted::Nobody {
+            self.gauges.promotions_unanswered.add(1);
+        }
+        self.gauges.set_role(Role::Processing);
+        ControlFlow::Continue(())
+    }
+
+    /// Processes without having promoted, but gives up the lead when that takes longer than was expected.
+    fn process_while_leading(&mut self) -> ControlFlow<(), Lead> {
+        let claimed_count = self.claimed.len();
+        let mut lead = Lead::Kept;
+        while let Some(claimed) = self.claimed.pop_front() {
+            self.process(claimed);
+            if lead == Lead::Kept && self.shared.settings.several_threads && !self.claimed.is_empty() {
+                let elapsed_ns = mono_now().since(self.now);
+                if elapsed_ns > self.shared.settings.stall_ns_max {
+                    self.promote()?;
+                    self.gauges.leads_given_up_late.add(1);
+                    lead = Lead::GivenUp;
+                }
+            }
+        }
+        if std::mem::take(&mut self.lent_waits) {
+            for _ in 0..self.shared.run_queue.len() {
+                self.shared.run_queue.pop().into_iter().for_each(|laid_by| self.take_up(laid_by));
+            }
+        }
+        if lead == Lead::Kept {
+            self.gauges.leads_kept.add(1);
+        }
+        self.record_processing(claimed_count);
+        ControlFlow::Continue(lead)
+    }
+
+    fn process_claimed(&mut self) {
+        let claimed_count = self.claimed.len();
+        while let Some(claimed) = self.claimed.pop_front() {
+            self.process(claimed);
+        }
+        self.record_processing(claimed_count);
+    }
+
+    /// Takes a channel from the run queue while another thread leads.
+    fn work_off(&mut self, laid_by: LaidBy) {
+        self.gauges.set_role(Role::Processing);
+        self.now = mono_now();
+        self.take_up(laid_by);
+        self.record_processing(1);
+    }
+
+    fn take_up(&mut self, LaidBy { index, ticket }: LaidBy) {
+        let held = self.shared.slots[index].claim.take_up(ticket);
+        self.process(Claimed { index, held });
+    }
+
+    fn record_processing(&mut self, claimed_count: usize) {
+        let ns = mono_now().since(self.now);
+        self.gauges.record_processing(ns);
+        let each_ns = ns / count(claimed_count).max(1);
+        self.claim_ns_mean = (self.claim_ns_mean * (MEAN_WEIGHT - 1) + each_ns) / MEAN_WEIGHT;
+    }
+
+    /// Processes a channel until nothing is left of what was brought to it, or its quota is used up.
+    fn process(&mut self, Claimed { index, mut held }: Claimed<'p, H>) {
+        let slot = &self.shared.slots[index];
+        self.gauges.works();
+        self.gauges.claims.add(1);
+        let mut quota = self.shared.settings.quota_packets;
+        loop {
+            let marks = held.take_marks();
+            let rest = self.serve(index, &mut held, marks, &mut quota);
+            if rest != Marks::NONE {
+                return self.lay_by(index, held, rest);
+            }
+            // Relaxed: the claim orders what its holders write.
+            let deadline =
+                if slot.is_silenced.load(Relaxed) { None } else { held.with(|handler| handler.next_deadline()) };
+            let set = &self.shared.set;
+            self.shared.alarm.publish(&slot.deadline, deadline, |at| set.set_timer(Some(at)));
+            match held.release() {
+                Ok(()) => return,
+                Err(again) if quota == 0 => return self.lay_by(index, again, Marks::NONE),
+                Err(again) => held = again,
+            }
+        }
+    }
+
+    /// No event will come for what is left: some thread takes it up from the run queue, this one at the latest.
+    fn lay_by(&mut self, index: usize, held: Held<'p, H>, rest: Marks) {
+        self.gauges.quota_hits.add(1);
+        let ticket = held.lay_by(rest);
+        let pushed = self.shared.run_queue.push(LaidBy { index, ticket });
+        debug_assert!(pushed.is_ok(), "a claimed channel is laid by once, and there is room for all");
+    }
+
+    /// Calls the handler for all that the marks say; what the quota left over.
+    fn serve(&mut self, index: usize, held: &mut Held<'p, H>, marks: Marks, quota: &mut usize) -> Marks {
+        let slot = &self.shared.slots[index];
+        if slot.failed.get().is_some() {
+            if marks.contains(Marks::DEADLINE) {
+                self.call_failed(index, held, |handler, context| {
+                    let now = mono_now();
+                    if handler.next_deadline().is_some_and(|deadline| deadline <= now) {
+                        handler.while_failed(now, context);
+                    }
+                });
+            }
+            return Marks::NONE;
+        }
+        let woken_at = self.wall.at(self.now);
+        let context =
+            TurnContext { io: &mut self.io, local: &mut self.local, now: self.now, woken_at, thread: self.thread };
+        let mut service = Service { slot, index, context, gauges: self.gauges, quota };
+        // Contained: no lock is open across a handler, and a failed channel's state is never used again.
+        let served = catch_unwind(AssertUnwindSafe(|| held.with(|handler| service.serve(handler, marks))));
+        let reason = match served {
+            Ok(Ok(rest)) => return rest,
+            Ok(Err(Failure(reason))) => FailReason::Failed(reason),
+            Err(panic) => FailReason::Panicked(panic_text(&*panic)),
+        };
+        self.gauges.failures.add(1);
+        self.call_failed(index, held, |handler, context| handler.on_failed(&reason, context));
+        // It is set once: only a holder sets it, and only after having found it unset.
+        let _already = slot.failed.set(reason);
+        while slot.inbox.pop().is_some() {}
+        Marks::NONE
+    }
+
+    /// Lets a channel that is out of service speak. One that panics even here has no more to say.
+    fn call_failed(
+        &mut self,
+        index: usize,
+        held: &mut Held<'p, H>,
+        call: impl FnOnce(&mut H, &mut TurnContext<'_, S::Io, H::Local>),
+    ) {
+        let woken_at = self.wall.at(self.now);
+        let mut context =
+            TurnContext { io: &mut self.io, local: &mut self.local, now: self.now, woken_at, thread: self.thread };
+        if catch_unwind(AssertUnwindSafe(|| held.with(|handler| call(handler, &mut context)))).is_err() {
+            self.shared.slots[index].is_silenced.store(true, Relaxed);
+        }
+    }
+
+    fn follow(&mut self) -> Take {
+        let settings = &self.shared.settings;
+        let mut looked = 0_u32;
+        let mut since = None;
+        let keep_spinning = || {
+            looked = looked.wrapping_add(1);
+            if settings.wait == WaitPolicy::Spin || !looked.is_multiple_of(LOOKS_PER_CLOCK) {
+                return true;
+            }
+            let now = mono_now();
+            now.since(*since.get_or_insert(now)) < settings.spin_ns
+        };
+        self.gauges.rests();
+        let waiting = Waiting { may_spin: settings.follower_may_spin, keep_spinning };
+        let gauges = self.gauges;
+        let on_role = |role| {
+            gauges.set_role(role);
+            if role == Role::Parked {
+                gauges.sleeps.add(1);
+            }
+        };
+        self.shared.token.follow(waiting, on_role, || gauges.wakes_in_vain.add(1))
+    }
+
+    fn end_saturation(&mut self) {
+        let since = self.shared.saturated_since.load(Relaxed);
+        if since != 0 {
+            self.shared.saturated_since.store(0, Relaxed);
+            self.gauges.saturation_ns.add(mono_now().since(MonoNs(since)));
+        }
+    }
+
+    fn give_up<T>(&self, act: &str, error: &io::Error) -> ControlFlow<(), T> {
+        self.shared.stop_with(format!("thread {} cannot {act}: {error}", self.thread));
+        ControlFlow::Break(())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lead {
+    Kept,
+    GivenUp,
+}
+
+/// What it takes to call one handler.
+struct Service<'s, 'p, I, H: ChannelHandler> {
+    slot: &'p Slot<H>,
+    index: usize,
+    context: TurnContext<'s, I, H::Local>,
+    gauges: &'p ThreadGauges,
+    quota: &'s mut usize,
+}
+
+impl<I: ThreadIo, H: ChannelHandler> Service<'_, '_, I, H> {
+    fn serve(&mut self, handler: &mut H, marks: Marks) -> Result<Marks, Failure> {
+        // Read before draining: what came in before that moment is drained before the deadline is acted on.
+        let due_at = marks.contains(Marks::DEADLINE).then(mono_now);
+        if marks.contains(Marks::MESSAGE) {
+            self.read_inbox(handler)?;
+        }
+        self.take_lent(handler, marks.lent_lines())?;
+        let lines = if due_at.is_some() { marks.ready_lines().union(handler.lines()) } else { marks.ready_lines() };
+        let left = self.drain(handler, lines)?;
+        if !left.is_empty() {
+            let deadline = if due_at.is_some() { Marks::DEADLINE } else { Marks::NONE };
+            return Ok(Marks::ready(left).with(deadline));
+        }
+        if let Some(now) = due_at
+            && handler.next_deadline().is_some_and(|deadline| deadline <= now)
+        {
+            self.gauges.deadlines.add(1);
+            handler.on_deadline(now, &mut self.context)?;
+        }
+        Ok(Marks::NONE)
+    }
+
+    /// What was told after the mark was set comes with the next mark.
+    fn read_inbox(&mut self, handler: &mut H) -> Result<(), Failure> {
+        for _ in 0..self.slot.inbox.capacity() {
+            let Some(message) = self.slot.inbox.pop() else { break };
+            handler.on_message(message, &mut self.context)?;
+        }
+        Ok(())
+    }
+
+    /// Lent datagrams are in memory already and go back with the next wait: the quota counts but does not stop them.
+    fn take_lent(&mut self, handler: &mut H, lines: LineSet) -> Result<(), Failure> {
+        let channel = ChannelIndex(u32::try_from(self.index).unwrap_or(u32::MAX));
+        for line in (0..8).map(Line).filter(|line| lines.contains(*line)) {
+            let progress = handler.on_lent(Handle { channel, line }, &mut self.context)?;
+            self.spend(progress.packets);
+        }
+        Ok(())
+    }
+
+    /// Reads the lines until all are short or the quota is used up; those that may hold more.
+    fn drain(&mut self, handler: &mut H, mut lines: LineSet) -> Result<LineSet, Failure> {
+        while !lines.is_empty() && *self.quota > 0 {
+            let progress = handler.on_ready(lines, *self.quota, &mut self.context)?;
+            self.spend(progress.packets);
+            lines = progress.more;
+        }
+        Ok(lines)
+    }
+
+    /// A call that took nothing costs one, so that a handler which never finds its lines short can't keep the thread.
+    fn spend(&mut self, packets: usize) {
+        self.gauges.works();
+        self.gauges.packets.add(count(packets));
+        *self.quota = self.quota.saturating_sub(packets.max(1));
+    }
+}
+
+/// What a promotion costs where a follower spins, and where it sleeps: processing that is shorter is not worth one.
+const SPINNER_WAKE_NS: u64 = 1_000;
+const SLEEPER_WAKE_NS: u64 = 10_000;
+/// The running mean forgets at this rate.
+const MEAN_WEIGHT: u64 = 8;
+/// How often a spinning follower looks at the token for each look at the clock.
+const LOOKS_PER_CLOCK: u32 = 64;
+
+fn count(number: usize) -> u64 {
+    // No 128-bit platforms.
+    u64::try_from(number).unwrap_or(u64::MAX)
+}

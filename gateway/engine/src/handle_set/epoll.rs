@@ -1,0 +1,121 @@
+//! The epoll backend: readiness from one edge-triggered set, `recvmmsg`, `sendmmsg`.
+//!
+//! The set is what "only the leader waits" means: readiness has no owner, so the lead can move to any thread without
+//! a hand-over. Its timer and its wake-up are descriptors in the set, so that the leader's wait is one wait. Neither
+//! is ever read: each expiry and each wake-up is an edge of its own, and arming the timer anew clears it.
+
+mod ready;
+
+use std::{
+    io,
+    os::fd::{BorrowedFd, RawFd},
+    sync::Arc,
+};
+
+use mdgw_feeds::{identity::Line, time::MonoNs};
+use mdgw_sys::{
+    batch::{ReceiveBatch, SendBatch, receive_in_turn},
+    handle::{Handle, LineSet},
+};
+
+pub(in crate::handle_set) use self::ready::{EVENTS_MAX, ReadySet, Signals, event_of, no_events};
+use crate::handle_set::{Event, HandleSet, ThreadIo, Wait};
+
+/// The shared part.
+#[derive(Clone, Debug)]
+pub struct EpollSet {
+    ready: Arc<ReadySet>,
+}
+
+impl EpollSet {
+    /// An empty set.
+    ///
+    /// # Errors
+    /// When the kernel gives no descriptors.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { ready: Arc::new(ReadySet::new()?) })
+    }
+}
+
+impl HandleSet for EpollSet {
+    type Io = EpollIo;
+
+    fn thread_io(&self) -> io::Result<EpollIo> {
+        Ok(EpollIo { ready: Arc::clone(&self.ready), events: no_events() })
+    }
+
+    fn add(&self, socket: BorrowedFd<'_>, handle: Handle) -> io::Result<()> {
+        self.ready.add(socket, handle)
+    }
+
+    fn remove(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        self.ready.remove(socket)
+    }
+
+    fn wake(&self) {
+        self.ready.wake();
+    }
+
+    fn set_timer(&self, at: Option<MonoNs>) {
+        self.ready.set_timer(at);
+    }
+}
+
+/// A thread's part: nothing but a place for events.
+#[derive(Debug)]
+pub struct EpollIo {
+    ready: Arc<ReadySet>,
+    events: Box<[libc::epoll_event; EVENTS_MAX]>,
+}
+
+impl ThreadIo for EpollIo {
+    fn wait(&mut self, wait: Wait, room: usize, events: &mut Vec<Event>) -> io::Result<()> {
+        let seen = self.ready.wait(wait, room, &mut self.events)?;
+        events.extend(seen.iter().map(event_of));
+        Ok(())
+    }
+
+    fn release_wait(&mut self) -> io::Result<()> {
+        Ok(()) // nothing waits once `wait` has returned
+    }
+
+    fn receive(&mut self, sockets: &[(Line, RawFd)], batch: &mut ReceiveBatch) -> io::Result<LineSet> {
+        receive_in_turn(sockets, batch)
+    }
+
+    fn lent(&mut self, _handle: Handle, _batch: &mut ReceiveBatch) {}
+
+    fn send(&mut self, packets: &SendBatch<'_>) -> io::Result<usize> {
+        packets.send_many()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        net::{Ipv4Addr, UdpSocket},
+        os::fd::AsRawFd,
+    };
+
+    use super::*;
+    use crate::handle_set::suite;
+
+    #[test]
+    fn a_burst_on_one_line_leaves_room_for_the_other() {
+        let receivers = [(); 2].map(|()| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+        let sender = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        for receiver in &receivers {
+            for number in 0..20_u8 {
+                sender.send_to(&[number], receiver.local_addr().unwrap()).unwrap();
+            }
+        }
+        let sockets = [(Line::A, receivers[0].as_raw_fd()), (Line::B, receivers[1].as_raw_fd())];
+        let mut batch = ReceiveBatch::new(16, 64);
+        let more = receive_in_turn(&sockets, &mut batch).unwrap();
+        assert_eq!(batch.iter().filter(|datagram| datagram.line == Line::A).count(), 8);
+        assert_eq!(batch.iter().filter(|datagram| datagram.line == Line::B).count(), 8);
+        assert_eq!(more, LineSet::default().with(Line::A).with(Line::B));
+    }
+
+    suite::for_each_promise!(several threads: || EpollSet::new().unwrap());
+}

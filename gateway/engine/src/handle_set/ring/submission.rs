@@ -1,0 +1,251 @@
+//! One ring of one thread: requests in, completions out, and the sends that both io_uring backends make.
+
+#![allow(unsafe_code, reason = "requests whose memory the kernel holds")]
+
+use std::{fmt, io, os::fd::RawFd};
+
+use io_uring::{EnterFlags, IoUring, opcode, squeue, types};
+use mdgw_sys::batch::{PACKETS_MAX, SendBatch};
+
+/// A ring with one submitter, whose completion work runs when that thread enters it and at no other time.
+pub(super) struct Ring {
+    ring: IoUring,
+    /// An enter failed for good: requests that lie in the queue must never be submitted, since what they point to may
+    /// be gone.
+    broken: bool,
+    /// The ring belongs to the thread that made it.
+    _thread: std::marker::PhantomData<*const ()>,
+}
+
+/// What a request is for: travels through the kernel as 64 bits of user data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Request {
+    /// Waits for the epoll set.
+    Wait,
+    /// Cancels another one.
+    Cancel,
+    /// Waits for the timer.
+    Timer,
+    /// Waits for a wake-up.
+    Wake,
+    /// Receives, by its place in the submission.
+    Receive(usize),
+    /// Sends, by its place in the batch.
+    Send(usize),
+    /// Receives until it is cancelled, by its slot.
+    Multishot(u16),
+}
+
+/// How an enter ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entered {
+    /// As asked.
+    Done,
+    /// By a signal, or because the kernel was short of something for the moment.
+    Interrupted,
+}
+
+impl Request {
+    pub(super) fn user_data(self) -> u64 {
+        let (kind, value) = match self {
+            Self::Wait => (0, 0),
+            Self::Cancel => (1, 0),
+            Self::Timer => (2, 0),
+            Self::Wake => (3, 0),
+            Self::Receive(index) => (4, index as u64),
+            Self::Send(index) => (5, index as u64),
+            Self::Multishot(slot) => (6, u64::from(slot)),
+        };
+        kind << KIND_SHIFT | value
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "undoes `user_data`")]
+    fn from_user_data(user_data: u64) -> Self {
+        let value = user_data & ((1 << KIND_SHIFT) - 1);
+        match user_data >> KIND_SHIFT {
+            0 => Self::Wait,
+            1 => Self::Cancel,
+            2 => Self::Timer,
+            3 => Self::Wake,
+            4 => Self::Receive(value as usize),
+            5 => Self::Send(value as usize),
+            _ => Self::Multishot(value as u16),
+        }
+    }
+}
+
+const KIND_SHIFT: u32 = 56;
+
+impl Ring {
+    pub(super) fn new(submissions: u32, completions: u32) -> io::Result<Self> {
+        let ring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .setup_submit_all()
+            .setup_cqsize(completions)
+            .build(submissions)?;
+        Ok(Self { ring, broken: false, _thread: std::marker::PhantomData })
+    }
+
+    /// Queues a request for the next [`Self::enter`].
+    ///
+    /// # Errors
+    /// When the ring is broken, or an enter that made room failed.
+    ///
+    /// # Safety
+    /// What the request points to stays valid, and nobody else touches what it writes to, until it has been completed
+    /// or the ring is broken.
+    pub(super) unsafe fn push(&mut self, entry: squeue::Entry, request: Request) -> io::Result<()> {
+        let entry = entry.user_data(request.user_data());
+        self.check()?;
+        loop {
+            // SAFETY: as demanded of our caller.
+            let pushed = unsafe { self.ring.submission().push(&entry) };
+            if pushed.is_ok() {
+                return Ok(());
+            }
+            self.enter(0)?;
+        }
+    }
+
+    /// Whether an enter that doesn't wait would find nothing to do, and there is nothing to reap.
+    pub(super) fn is_idle(&mut self) -> bool {
+        let queue = self.ring.submission();
+        let idle = queue.is_empty() && !queue.taskrun();
+        drop(queue);
+        idle && self.ring.completion().is_empty()
+    }
+
+    /// Submits what is queued, runs completion work, and waits for so many completions.
+    ///
+    /// # Errors
+    /// What cannot pass by trying again; the ring is broken then.
+    pub(super) fn enter(&mut self, wanted: usize) -> io::Result<Entered> {
+        self.check()?;
+        let entered = if wanted == 0 { self.submit_and_run() } else { self.ring.submit_and_wait(wanted) };
+        match entered {
+            Ok(_) => Ok(Entered::Done),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => Ok(Entered::Interrupted),
+                _ => {
+                    self.broken = true;
+                    Err(error)
+                }
+            },
+        }
+    }
+
+    /// The crate asks for completion work only where some was due before; submitting may be what makes it due.
+    fn submit_and_run(&mut self) -> io::Result<usize> {
+        let queued = u32::try_from(self.ring.submission().len()).unwrap_or(0);
+        let flags = EnterFlags::GETEVENTS.bits();
+        // SAFETY: io_uring_enter(2) reads `queued` entries, all pushed as `push` demands; there is no argument.
+        unsafe { self.ring.submitter().enter::<libc::sigset_t>(queued, 0, flags, None) }
+    }
+
+    /// Hands each completion to `each`, with its result and flags.
+    pub(super) fn completions(&mut self, mut each: impl FnMut(Request, i32, u32)) {
+        for completion in self.ring.completion() {
+            each(Request::from_user_data(completion.user_data()), completion.result(), completion.flags());
+        }
+    }
+
+    /// Makes room for registered sockets.
+    pub(super) fn reserve_sockets(&self, count: u32) -> io::Result<()> {
+        self.ring.submitter().register_files_sparse(count)
+    }
+
+    /// Registers a socket in a slot, or clears the slot (-1). The ring keeps the socket open meanwhile.
+    pub(super) fn set_socket(&self, slot: u16, socket: RawFd) -> io::Result<()> {
+        self.ring.submitter().register_files_update(slot.into(), &[socket]).map(drop)
+    }
+
+    /// Registers a ring of provided buffers.
+    ///
+    /// # Safety
+    /// At `address`, the start of a page, is room for `count` entries until [`Self::unregister_buffers`] has
+    /// succeeded, and what the entries lead to belongs to the kernel until it has been filled.
+    pub(super) unsafe fn register_buffers(&self, address: u64, count: u16, group: u16) -> io::Result<()> {
+        // SAFETY: as demanded of our caller.
+        unsafe { self.ring.submitter().register_buf_ring_with_flags(address, count, group, 0) }
+    }
+
+    pub(super) fn unregister_buffers(&self, group: u16) -> io::Result<()> {
+        self.ring.submitter().unregister_buf_ring(group)
+    }
+
+    /// Queues a batch's packets, in order.
+    pub(super) fn begin_send(&mut self, packets: &SendBatch<'_>) -> io::Result<Sending> {
+        let mut sending = Sending { results: [0; PACKETS_MAX], count: 0, outstanding: 0 };
+        for (socket, message) in packets.messages() {
+            let request = opcode::SendMsg::new(types::Fd(socket), message).flags(DONT_WAIT).build();
+            // SAFETY: the message and what it leads to are set by the batch, which our callers borrow until every
+            // request has been completed: with MSG_DONTWAIT none waits. The kernel only reads them.
+            unsafe { self.push(request, Request::Send(sending.count))? };
+            sending.count += 1;
+        }
+        sending.outstanding = sending.count;
+        Ok(sending)
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.broken { Err(io::Error::other("the ring failed before")) } else { Ok(()) }
+    }
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ring").field("broken", &self.broken).finish_non_exhaustive()
+    }
+}
+
+/// The packets of one submission.
+pub(super) struct Sending {
+    results: [i32; PACKETS_MAX],
+    count: usize,
+    /// Those whose result is not known yet.
+    pub(super) outstanding: usize,
+}
+
+impl Sending {
+    pub(super) fn completed(&mut self, request: Request, result: i32) {
+        if let Request::Send(index) = request {
+            self.results[index] = result;
+            self.outstanding -= 1;
+        }
+    }
+
+    /// How many were taken, from the front. Behind a refused one others may have been taken too: they are sent again
+    /// with it, and receivers drop the copies.
+    pub(super) fn taken(&self) -> io::Result<usize> {
+        let results = &self.results[..self.count];
+        let taken = results.iter().take_while(|result| **result >= 0).count();
+        match results.get(taken) {
+            Some(&result) if taken == 0 && -result != libc::EAGAIN => Err(io::Error::from_raw_os_error(-result)),
+            _ => Ok(taken),
+        }
+    }
+}
+
+const DONT_WAIT: u32 = libc::MSG_DONTWAIT.unsigned_abs();
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_survive_the_way_through_the_kernel() {
+        for request in [
+            Request::Wait,
+            Request::Cancel,
+            Request::Timer,
+            Request::Wake,
+            Request::Receive(63),
+            Request::Send(0),
+            Request::Multishot(u16::MAX),
+        ] {
+            assert_eq!(Request::from_user_data(request.user_data()), request);
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! The hot half of the gateway: handle sets, the Leader/Followers pool, and the data path that its threads run.
+//!
+//! Read [`pipeline`] first: from socket to multicast, in one function.
+
+pub mod dispatch;
+pub mod handle_set;
+pub mod pipeline;
+pub mod publish;

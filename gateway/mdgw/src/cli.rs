@@ -1,0 +1,294 @@
+//! Command line: one file per subcommand. They print; nothing below them does.
+//!
+//! Exit codes: 0 done, 1 the answer is no, 2 could not (a wrong command line too). A closed pipe is no error. Errors
+//! go to standard error as one line: `mdgw: <act> <object>: <cause>`.
+
+mod book;
+mod capture;
+mod check;
+mod completions;
+mod convert;
+mod demo;
+mod diff;
+mod ha;
+mod inspect;
+mod logging;
+mod man;
+mod merge;
+mod quantity;
+mod replay;
+mod report;
+mod run;
+mod sentinel;
+mod sim;
+mod tail;
+mod top;
+mod witness;
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use anyhow::Context as _;
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+/// Parses the command line, runs the subcommand, reports its error.
+#[must_use]
+pub(crate) fn run() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Book(args) => book::run(&args),
+        Command::Capture(args) => capture::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Convert(args) => convert::run(&args),
+        Command::Completions(args) => completions::run(&args, Cli::command()),
+        Command::Demo(args) => demo::run(&args),
+        Command::Diff(args) => diff::run(&args),
+        Command::Ha(args) => ha::run(&args),
+        Command::Merge(args) => merge::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Man(args) => man::run(&args, Cli::command()),
+        Command::Replay(args) => replay::run(&args),
+        Command::Run(args) => run::run(&args),
+        Command::Sentinel(args) => sentinel::run(&args),
+        Command::Sim(args) => sim::run(&args),
+        Command::Tail(args) => tail::run(&args),
+        Command::Top(args) => top::run(&args),
+        Command::Report(args) => report::run(&args),
+        Command::Witness(args) => witness::run(&args),
+    };
+    match outcome {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Ok(Outcome::No) => ExitCode::from(1),
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            warn(&in_full(&error));
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// The error and its causes, each said once: many of ours end with the words of theirs.
+fn in_full(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+/// Market-data gateway: exchange feeds in, one gap-free normalised stream out.
+#[derive(Debug, Parser)]
+#[command(
+    name = "mdgw",
+    version,
+    about,
+    max_term_width = 100,
+    after_help = "\
+Examples:
+  mdgw demo
+  mdgw check gateway.toml
+  mdgw run gateway.toml
+  mdgw capture gateway.toml -o lines.pcapng.zst
+
+Exit codes: 0 done, 1 the answer is no, 2 could not. Each command explains itself with --help."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// One variant, one file, in the order in which somebody new meets them: see it work, run it, watch it; then what deals with
+/// captures, what stands in for an exchange, what keeps a pair, what installs.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show the whole line at work on loopback: exchange, gateway, subscriber; no configuration, no root.
+    Demo(demo::Args),
+    /// Explain what a configuration would run, or what is wrong with it.
+    Check(check::Args),
+    /// Run a configuration until SIGTERM or SIGINT; SIGHUP reads again what may change.
+    Run(run::Args),
+    /// Watch a running gateway, or a replay: threads, channels, lines, latencies.
+    Top(top::Args),
+    /// Receive what a gateway publishes: print it or write it to a DBN file.
+    Tail(tail::Args),
+    /// Show latency logs: a table, percentile curves, a timeline.
+    Report(report::Args),
+    /// Write lines to pcapng files, with the stamps of the kernel or the NIC.
+    Capture(capture::Args),
+    /// Put captures of a channel's lines together: each message once, by the venue's numbers.
+    Merge(merge::Args),
+    /// Take captures apart: every packet, every message, field by field.
+    Inspect(inspect::Args),
+    /// Show the order books of a capture at a moment, or how their tops change.
+    Book(book::Args),
+    /// Say what differs between two recordings: published output, DBN files, captures of a feed.
+    Diff(diff::Args),
+    /// Turn DBN into CSV, JSON lines or Parquet.
+    Convert(convert::Args),
+    /// Play captures and day files: to the wire, or straight into the pipeline.
+    Replay(replay::Args),
+    /// Play an exchange: a capture or a made-up Nasdaq day, on lines that lose packets.
+    Sim(sim::Args),
+    /// Ask and tell the gateways of a pair; judge what they published.
+    Ha(ha::Args),
+    /// Vote on which gateway publishes, for gateways without a store.
+    Witness(witness::Args),
+    /// Watch gateways of this host and tell the others at once when one dies.
+    Sentinel(sentinel::Args),
+    /// Print the completions of a shell for all commands and options.
+    Completions(completions::Args),
+    /// Print the manual, or write a page for each command.
+    Man(man::Args),
+}
+
+/// How a subcommand ended that could do its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// Done; where there was a question, the answer is yes.
+    Done,
+    /// The answer is no.
+    No,
+}
+
+/// Text to standard output, at once. Its error may be a closed pipe, which [`run`] takes as a normal end.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context(WRITE)
+}
+
+const WRITE: &str = "write to standard output";
+
+/// A line to standard error. Nobody is left to tell when that fails.
+fn warn(text: &str) {
+    let _ = writeln!(io::stderr(), "mdgw: {text}");
+}
+
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|io| io.kind() == io::ErrorKind::BrokenPipe))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_closed_pipe_is_found_anywhere_in_the_chain() {
+        let broken = anyhow::Error::from(io::Error::from(io::ErrorKind::BrokenPipe)).context("write summary");
+        assert!(is_closed_pipe(&broken));
+        assert!(!is_closed_pipe(&anyhow::anyhow!("read a.pcap")));
+    }
+
+    #[test]
+    fn an_error_says_each_cause_once() {
+        let repeated = anyhow::anyhow!("no such place").context("cannot read x: no such place").context("start");
+        assert_eq!(in_full(&repeated), "start: cannot read x: no such place");
+        let apart = anyhow::anyhow!("no such place").context("cannot read x").context("start");
+        assert_eq!(in_full(&apart), "start: cannot read x: no such place");
+    }
+
+    /// Every command with its path (`mdgw ha verify`), the program itself first.
+    fn commands() -> Vec<(String, clap::Command)> {
+        fn walk(path: &str, command: &clap::Command, found: &mut Vec<(String, clap::Command)>) {
+            found.push((path.to_owned(), command.clone()));
+            for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
+                walk(&format!("{path} {}", below.get_name()), below, found);
+            }
+        }
+        let mut all = Cli::command();
+        all.build();
+        let mut found = Vec::new();
+        walk("mdgw", &all, &mut found);
+        assert!(found.len() > 15, "{}", found.len());
+        found
+    }
+
+    /// Command lines of a help: those that stand in by two spaces and begin with the program's name.
+    fn examples(command: &clap::Command) -> Vec<String> {
+        let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        text.lines().filter(|line| line.starts_with("  mdgw ")).map(|line| line.trim().to_owned()).collect()
+    }
+
+    #[test]
+    fn every_help_fits_a_hundred_columns_and_shows_an_example() {
+        for (path, command) in commands() {
+            for help in [command.clone().render_help(), command.clone().render_long_help()] {
+                for line in help.to_string().lines() {
+                    assert!(line.chars().count() <= 100, "{path}: {} columns: {line}", line.chars().count());
+                }
+            }
+            // What only leads to further commands shows those.
+            let leads_on = command.get_subcommands().any(|below| below.get_name() != "help");
+            assert!(leads_on || !examples(&command).is_empty(), "{path}: no example in its help");
+        }
+    }
+
+    #[test]
+    fn every_example_is_a_command_line_that_is_understood() {
+        for (path, command) in commands() {
+            for example in examples(&command) {
+                assert!(example.contains(&path) && example.len() <= 98, "{path}: {example}");
+                let ours = example.split('|').map(str::trim).filter(|part| part.starts_with("mdgw "));
+                for part in ours {
+                    let words = part.split_whitespace().take_while(|word| *word != ">");
+                    if let Err(error) = Cli::try_parse_from(words) {
+                        panic!("{path}: {example}: {error}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_command_has_a_page_and_is_completed_in_every_shell() {
+        let pages = man::pages(Cli::command());
+        for (path, _) in commands() {
+            let name = format!("{}.1", path.replace(' ', "-"));
+            let (_, page) = pages.iter().find(|(file, _)| *file == name).unwrap_or_else(|| panic!("no page {name}"));
+            let page = String::from_utf8_lossy(page).replace("\\-", "-");
+            assert!(page.contains(".TH") && page.contains(&path.replace(' ', "-")), "{name}: {page}");
+        }
+        for shell in <clap_complete::Shell as clap::ValueEnum>::value_variants() {
+            let script = String::from_utf8(completions::script(*shell, Cli::command())).unwrap();
+            for word in ["capture", "hand-over", "until-loss"] {
+                assert!(script.contains(word), "{shell}: {word}");
+            }
+        }
+    }
+
+    /// An option that would do nothing is an error, not passed over.
+    #[test]
+    fn damage_is_refused_where_there_are_no_lines_to_do_it_on() {
+        let damages = ["--loss 0.1", "--duplicate 0.1", "--reorder 0.1", "--skew-us 5", "--never-on-all", "--seed 2"];
+        for elsewhere in ["", " --to 239.1.1.1:7", " --map 239.1.1.1=239.1.1.2", " --offline"] {
+            for damage in damages {
+                let typed = format!("mdgw replay a.pcap {damage}{elsewhere}");
+                let error = Cli::try_parse_from(typed.split(' ')).expect_err(&typed);
+                assert_eq!(error.exit_code(), 2, "{typed}");
+            }
+        }
+        let on_lines = format!("mdgw replay a.pcap --lines 239.1.1.1:7,239.1.1.2:7 {}", damages.join(" "));
+        assert!(Cli::try_parse_from(on_lines.split(' ')).is_ok(), "{on_lines}");
+    }
+
+    #[test]
+    fn a_mistyped_command_or_option_is_answered_with_the_likely_one() {
+        for (typed, meant) in [("mdgw replya a.pcap", "replay"), ("mdgw replay --ofline a.pcap", "--offline")] {
+            let error = Cli::try_parse_from(typed.split(' ')).unwrap_err();
+            assert_eq!(error.exit_code(), 2);
+            let text = error.to_string();
+            assert!(text.contains("similar") && text.contains(meant), "{text}");
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! `mdgw book`: the order books of a capture at a moment.
+
+use std::{
+    io::{self, BufWriter, Write},
+    ops::ControlFlow,
+    path::PathBuf,
+};
+
+use anyhow::{Context as _, bail};
+use mdgw_feeds::{
+    identity::{Feed, Sequence},
+    time::TradingDate,
+};
+use mdgw_tools::{
+    book_view::{self, BookOptions, InstrumentBook, Snapshot, When},
+    replay::{
+        feed_guess::GuessedBy,
+        merge::Moment,
+        offline::{Event, SessionAsked, Stop},
+    },
+};
+
+use super::{Outcome, WRITE, replay, warn};
+
+/// Which books to show, and when.
+///
+/// Several files are lines of the same channels, merged by their times. The books are those that the gateway itself keeps.
+/// Without --symbol or --all: of those instruments that have an order or a trade.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  mdgw book A.pcap B.pcap --symbol AAPL
+  mdgw book A.pcap --symbol AAPL,MSFT --at 14:30:00.25 --depth 5
+  mdgw book A.pcap --symbol AAPL --session 2019-01-30#0 --sequence 14764496 --by order
+  mdgw book deep.pcap.gz --all --json | jq 'select(.suspect)'
+  mdgw book deep.pcap.gz --symbol ZIEXT --top")]
+pub(super) struct Args {
+    /// Captures (pcap, pcapng) or Nasdaq day files; plain, gzip or zstd, told by content.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Books of these instruments; repeat it or separate with commas.
+    #[arg(long, value_name = "SYMBOL", value_delimiter = ',')]
+    symbol: Vec<String>,
+    /// Books of all instruments, empty ones too.
+    #[arg(long, conflicts_with = "symbol")]
+    all: bool,
+    /// Every change of the best bid and offer instead of the book.
+    #[arg(long, conflicts_with_all = ["depth", "by", "all"])]
+    top: bool,
+    /// As it was at that moment of the capture: +SECONDS after the first packet, HH:MM:SS UTC of its day, or
+    /// YYYY-MM-DDTHH:MM:SSZ. Default: at its end.
+    #[arg(long, value_name = "MOMENT", conflicts_with_all = ["session", "sequence"])]
+    at: Option<Moment>,
+    /// As it was behind the message of that number.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    sequence: Option<u64>,
+    /// The session that numbers it: N or YYYY-MM-DD#N, N counting how often the venue began again on that day. Default:
+    /// the first that gets so far.
+    #[arg(long, value_name = "SESSION", requires = "sequence")]
+    session: Option<SessionAsked>,
+    /// Levels of each side.
+    #[arg(long, value_name = "N")]
+    depth: Option<usize>,
+    /// Price levels, or every order.
+    #[arg(long, value_enum, default_value_t = By::Price)]
+    by: By,
+    /// One JSON object for each instrument, or for each change, on a line of its own.
+    #[arg(long)]
+    json: bool,
+    /// The feed, where packets don't tell it (Nasdaq, BX and PSX look alike), or to leave out others.
+    #[arg(long, value_name = "FEED", value_parser = replay::parse_feed)]
+    feed: Option<Feed>,
+    /// Trading date where the input doesn't tell it (day files), or instead of what it tells.
+    #[arg(long, value_name = "YYYY-MM-DD")]
+    date: Option<TradingDate>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum By {
+    Price,
+    Order,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let options = args.options();
+    let bar = replay::bar(&args.files);
+    let mut watch = |event: Event<'_>| {
+        match event {
+            Event::Progress { file_bytes, .. } => bar.set_position(file_bytes),
+            Event::Found { lane, by: Some(by) } => {
+                let feed = lane.channel().config().feed;
+                let guessed = if by == GuessedBy::Packets { "" } else { " (--feed says otherwise)" };
+                let source = lane.lines().first().map(|(_, source)| source.path.display().to_string());
+                bar.suspend(|| warn(&format!("{}: {feed}{guessed}", source.unwrap_or_default())));
+            }
+            Event::Found { .. } => {}
+        }
+        ControlFlow::Continue(())
+    };
+    let mut out = BufWriter::new(io::stdout().lock());
+    let mut is_complete = true;
+    let damages = if args.top {
+        book_view::follow(
+            &options,
+            &mut |change| {
+                if args.json { write_json(&mut out, change) } else { write!(out, "{change}") }
+            },
+            &mut watch,
+        )?
+    } else {
+        let snapshot = book_view::snapshot(&options, &mut watch)?;
+        bar.finish_and_clear();
+        show(&snapshot, args, &mut out).context(WRITE)?;
+        if snapshot.books.is_empty() && args.symbol.is_empty() && snapshot.damages.is_empty() {
+            warn("book: no instrument up to then");
+            is_complete = false;
+        }
+        for symbol in &args.symbol {
+            if !snapshot.books.iter().any(|book| book.symbol == *symbol) {
+                warn(&format!("book: no instrument {symbol} up to then"));
+                is_complete = false;
+            }
+        }
+        snapshot.damages
+    };
+    bar.finish_and_clear();
+    out.flush().context(WRITE)?;
+    if !damages.is_empty() {
+        bail!("{} (everything before is in the books)", damages.join("; "));
+    }
+    Ok(if is_complete { Outcome::Done } else { Outcome::No })
+}
+
+/// Writes the books. Of a market's instruments most may rest: where none were named, those that have something to show.
+fn show(snapshot: &Snapshot, args: &Args, out: &mut impl Write) -> io::Result<()> {
+    let are_named = args.all || !args.symbol.is_empty();
+    let has_something = |book: &InstrumentBook| !book.bids.is_empty() || !book.asks.is_empty() || book.trades > 0;
+    let mut separator = "";
+    let mut empty_count = 0_u64;
+    for book in &snapshot.books {
+        if !are_named && !has_something(book) {
+            empty_count += 1;
+        } else if args.json {
+            write_json(out, book)?;
+        } else {
+            write!(out, "{separator}{book}")?;
+            separator = "\n";
+        }
+    }
+    if empty_count > 0 && !args.json {
+        writeln!(out, "{separator}{empty_count} instruments more with an empty book and no trade (--all)")?;
+    }
+    Ok(())
+}
+
+fn write_json(out: &mut impl Write, value: &impl serde::Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, value)?;
+    out.write_all(b"\n")
+}
+
+impl Args {
+    fn options(&self) -> BookOptions {
+        let when = match (self.at, self.sequence) {
+            (Some(moment), _) => When::At(moment),
+            (None, Some(sequence)) => When::Behind(Stop { session: self.session, sequence: Sequence(sequence) }),
+            (None, None) => When::End,
+        };
+        BookOptions {
+            files: self.files.clone(),
+            feed: self.feed,
+            date: self.date,
+            symbols: self.symbol.clone(),
+            when,
+            depth: self.depth,
+            by_order: self.by == By::Order,
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! `mdgw check`: what a configuration would run, or what is wrong with it. The answer is no where it could not run on
+//! this host.
+
+use std::{fmt::Write as _, path::PathBuf};
+
+use mdgw_runtime::config::{
+    Resolved,
+    explain::{explain, headline},
+    host::{Findings, Host},
+};
+
+use super::{Outcome, print};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  mdgw check gateway.toml
+  mdgw check gateway.toml --all")]
+pub(super) struct Args {
+    /// Configuration file.
+    config: PathBuf,
+    /// Also list every setting in force, defaults included.
+    #[arg(long)]
+    all: bool,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let config = Resolved::load(&args.config)?;
+    let findings = Host::this(&config).findings(&config);
+    let mut text = headline(&args.config, &findings);
+    text.push('\n');
+    explain(&config, &mut text)?;
+    if args.all {
+        text.push_str("\nin force:\n");
+        for (key, value) in config.settings() {
+            writeln!(text, "  {key} = {value}")?;
+        }
+    }
+    if findings != Findings::default() {
+        write!(text, "\n{findings}")?;
+    }
+    print(&text)?;
+    Ok(if findings.faults.is_empty() { Outcome::Done } else { Outcome::No })
+}

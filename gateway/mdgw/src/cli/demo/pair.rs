@@ -1,0 +1,199 @@
+//! `mdgw demo --pair`: a pair whose leader hands over, is stopped, is killed, and comes back.
+
+use std::{
+    fmt::Write as _,
+    io::{IsTerminal as _, stderr},
+    sync::atomic::AtomicBool,
+    time::Duration,
+};
+
+use anyhow::ensure;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::Args;
+use crate::{
+    cli::{Outcome, print, warn},
+    demo::pair::{self, Blow, Leader, PairChange, PairEvent, PairOptions, PairReport},
+};
+
+pub(super) fn run(args: &Args, rate: f64, stop: &AtomicBool) -> anyhow::Result<Outcome> {
+    let tenure = Duration::try_from_secs_f64(args.tenure_s)?;
+    let profiles = ["default", "fast", "calm"];
+    ensure!(profiles.contains(&args.profile.as_str()), "--profile {}: {}", args.profile, profiles.join(", "));
+    let options = PairOptions {
+        messages: args.messages,
+        date: args.date,
+        seed: args.seed,
+        rate,
+        loss: args.loss,
+        tenure,
+        profile: args.profile.clone(),
+        directory: args.directory.clone(),
+    };
+    let bar = if stderr().is_terminal() { ProgressBar::no_length() } else { ProgressBar::hidden() };
+    bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} messages {per_sec}  {msg}")?);
+    let report = pair::run(&options, stop, &mut |event| match event {
+        PairEvent::Progress { received, expected, leader } => {
+            bar.set_length(expected);
+            bar.set_position(received);
+            bar.set_message(leader.map_or_else(|| "nobody leads".to_owned(), name));
+        }
+        PairEvent::Struck { leader, blow, after } => {
+            bar.suspend(|| warn(&format!("{:.1} s: {} {}", after.as_secs_f64(), verb(blow), name(leader))));
+        }
+        PairEvent::TookOver { leader, blackout } => {
+            bar.suspend(|| warn(&format!("       {} leads, blackout {} ms", name(leader), Milliseconds(blackout))));
+        }
+        PairEvent::Stands { node, after } => {
+            bar.suspend(|| warn(&format!("       gw{node} stands again after {:.1} s", after.as_secs_f64())));
+        }
+    })?;
+    bar.finish_and_clear();
+    print(&if args.json { json(&report) } else { table(&report)? })?;
+    Ok(if report.is_right() { Outcome::Done } else { Outcome::No })
+}
+
+fn verb(blow: Blow) -> &'static str {
+    match blow {
+        Blow::HandedOver => "handed over",
+        Blow::Stopped => "stopped",
+        Blow::Killed => "killed",
+    }
+}
+
+fn name(leader: Leader) -> String {
+    format!("gw{} (epoch {})", leader.node, leader.epoch)
+}
+
+fn table(report: &PairReport) -> anyhow::Result<String> {
+    let mut text = String::new();
+    let mut row = |name: &str, value: String| writeln!(text, "{name:<28} {value}");
+    let (packets, messages) = report.played;
+    row("played", format!("{packets} packets, {messages} messages, in {:.1} s", report.elapsed.as_secs_f64()))?;
+    for epoch in &report.verdict.epochs {
+        let led = Duration::from_nanos(epoch.last_ns - epoch.first_ns);
+        let mut line = format!("gw{}, {} packets in {:.3} s", epoch.node, epoch.packets, led.as_secs_f64());
+        if let Some(change) = report.changes.iter().find(|change| change.leader.epoch == epoch.count) {
+            let PairChange { blow, blackout, stood_after, .. } = change;
+            write!(line, ", blackout {} ms: the leader was {}", Milliseconds(*blackout), verb(*blow))?;
+            match blow {
+                Blow::HandedOver => line.push_str(", as asked"),
+                _ => write!(line, ", stood again after {:.1} s", stood_after.as_secs_f64())?,
+            }
+        }
+        row(&format!("epoch {}", epoch.count), line)?;
+    }
+    for blow in [Blow::HandedOver, Blow::Stopped, Blow::Killed] {
+        let count = report.changes.iter().filter(|change| change.blow == blow).count();
+        if let Some([median, worst]) = blackout(report, |change| change == blow) {
+            let text = format!("{count}: median {} ms  worst {} ms", Milliseconds(median), Milliseconds(worst));
+            row(&format!("blackout, {}", verb(blow)), text)?;
+        }
+    }
+    row("said again", format!("{} of {} names", report.verdict.said_again, report.verdict.names))?;
+    row("received", format!("{} records of {} messages", report.received.records, report.received.messages))?;
+    row("expected", format!("{} records of {} messages", report.expected.records, report.expected.messages))?;
+    row("lost on the way", report.lost_messages.to_string())?;
+    row("gaps declared", format!("{} messages", report.gap_messages))?;
+    for finding in &report.verdict.findings {
+        row(finding.promise.name(), format!("BROKEN: {}", finding.text))?;
+    }
+    row("result", result(report).to_owned())?;
+    row("published", format!("{} (mdgw ha verify judges it again)", report.capture.display()))?;
+    Ok(text)
+}
+
+fn result(report: &PairReport) -> &'static str {
+    match (report.is_right(), report.was_stopped) {
+        (true, _) => "nothing lost, nothing doubled, one publisher at a time",
+        (false, true) => "interrupted before everything had come",
+        (false, false) if report.is_too_short() => {
+            "nothing shown: the day was over before anybody was struck (--messages, --rate, --tenure-s)"
+        }
+        (false, false) => "NOT what it must be",
+    }
+}
+
+fn json(report: &PairReport) -> String {
+    let ms = |time: &Duration| time.as_secs_f64() * 1e3;
+    let [median, worst] = blackout(report, |_| true).map_or([None; 2], |both| both.map(|time| Some(ms(&time))));
+    let value = serde_json::json!({
+        "ok": report.is_right(),
+        "interrupted": report.was_stopped,
+        "too_short": report.is_too_short(),
+        "packets": report.played.0,
+        "messages": report.played.1,
+        "elapsed_s": report.elapsed.as_secs_f64(),
+        "changes": report.changes.iter().map(|change| serde_json::json!({
+            "old_leader": verb(change.blow),
+            "leader": change.leader.node,
+            "epoch": change.leader.epoch,
+            "blackout_ms": ms(&change.blackout),
+            "stood_again_after_s": change.stood_after.as_secs_f64(),
+        })).collect::<Vec<_>>(),
+        "blackout_median_ms": median,
+        "blackout_worst_ms": worst,
+        "records_received": report.received.records,
+        "records_expected": report.expected.records,
+        "lost_messages": report.lost_messages,
+        "gap_messages": report.gap_messages,
+        "verdict": report.verdict.to_json(&[report.capture.display().to_string()]),
+    });
+    format!("{value}\n")
+}
+
+/// Median and worst of these changes.
+fn blackout(report: &PairReport, is_meant: impl Fn(Blow) -> bool) -> Option<[Duration; 2]> {
+    let changes = report.changes.iter().filter(|change| is_meant(change.blow));
+    let mut sorted: Vec<Duration> = changes.map(|change| change.blackout).collect();
+    sorted.sort_unstable();
+    Some([*sorted.get(sorted.len() / 2)?, *sorted.last()?])
+}
+
+/// With a thousandth.
+struct Milliseconds(Duration);
+
+impl std::fmt::Display for Milliseconds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.3}", self.0.as_secs_f64() * 1e3)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mdgw_simulator::reference::StreamDigest;
+    use mdgw_tools::verify::Verdict;
+
+    use super::*;
+
+    #[test]
+    fn a_day_that_is_over_before_anybody_is_struck_is_called_that() {
+        let mut report = PairReport {
+            played: (10, 100),
+            changes: Vec::new(),
+            expected: StreamDigest::default(),
+            received: StreamDigest::default(),
+            gap_messages: 0,
+            lost_messages: 0,
+            verdict: Verdict::default(),
+            capture: "published.pcap".into(),
+            elapsed: Duration::from_millis(80),
+            was_stopped: false,
+        };
+        let told = |report: &PairReport| {
+            let json: serde_json::Value = serde_json::from_str(&json(report)).unwrap();
+            (result(report), json["ok"] == true, json["too_short"] == true)
+        };
+        let (text, is_ok, is_too_short) = told(&report);
+        assert!(text.contains("the day was over before anybody was struck"), "{text}");
+        assert_eq!((is_ok, is_too_short), (false, true));
+        report.lost_messages = 1;
+        assert_eq!(told(&report), ("NOT what it must be", false, false));
+        let leader = Leader { node: 2, epoch: 3 };
+        let blackout = Duration::from_millis(3);
+        report.changes.push(PairChange { blow: Blow::HandedOver, leader, blackout, stood_after: Duration::ZERO });
+        assert_eq!(told(&report), ("NOT what it must be", false, false));
+        report.lost_messages = 0;
+        assert_eq!(told(&report), ("nothing lost, nothing doubled, one publisher at a time", true, false));
+    }
+}

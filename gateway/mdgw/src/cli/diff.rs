@@ -1,0 +1,69 @@
+//! `mdgw diff`: what differs between two recordings of the same thing.
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use mdgw_feeds::{identity::Feed, time::TradingDate};
+use mdgw_tools::diff::{self, DiffOptions};
+
+use super::{
+    Outcome, print,
+    replay::{bar, catch_signals, go_on_unless, parse_feed},
+};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+What the two hold is told by content, and has to be alike:
+  published output (captures of it, or directories of publication logs), by channel, session, sequence and part
+  DBN files (plain or zstd), by publisher, instrument, type, sequence and order
+  captures of a feed, by message, their lines put together as `mdgw merge` does it
+
+Receive times are local: they are counted, but are no difference. Nor are losses that another line fills, how \
+packets are cut, or the order between channels or instruments.
+
+Exit code 0: the same. 1: different; the first differences are named. 2: could not be compared to the end.
+
+Examples:
+  mdgw diff yesterday.dbn.zst today.dbn.zst
+  mdgw diff /dev/shm/mdgw/1 published.pcap
+  mdgw diff lineA.pcap.gz merged.pcap --limit 50 --json")]
+pub(super) struct Args {
+    /// One recording: a file, or the directory of a publication log.
+    #[arg(value_name = "A")]
+    a: PathBuf,
+    /// The other one.
+    #[arg(value_name = "B")]
+    b: PathBuf,
+    /// Differences that are told one by one.
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    limit: usize,
+    /// Items that one side may be ahead of the other, and names that are remembered to know repetitions.
+    #[arg(long, value_name = "N", default_value_t = 1 << 20)]
+    names: usize,
+    /// The feed, where packets of a capture don't tell it (Nasdaq, BX and PSX look alike).
+    #[arg(long, value_name = "FEED", value_parser = parse_feed)]
+    feed: Option<Feed>,
+    /// Trading date, where the input doesn't tell it.
+    #[arg(long, value_name = "YYYY-MM-DD")]
+    date: Option<TradingDate>,
+    /// One line of JSON instead of the text.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let stop = catch_signals()?;
+    let options = DiffOptions { told_max: args.limit, names_max: args.names.max(1), feed: args.feed, date: args.date };
+    let bar = bar(&[args.a.clone(), args.b.clone()]);
+    let compared = diff::run([&args.a, &args.b], &options, &mut |file_bytes| {
+        bar.set_position(file_bytes);
+        go_on_unless(&stop)
+    });
+    bar.finish_and_clear();
+    let difference = compared?;
+    print(&if args.json { format!("{}\n", difference.to_json()) } else { difference.to_text() })?;
+    if !difference.damages.is_empty() {
+        bail!("{} (everything before was compared)", difference.damages.join("; "));
+    }
+    Ok(if difference.same { Outcome::Done } else { Outcome::No })
+}

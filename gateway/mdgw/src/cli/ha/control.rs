@@ -1,0 +1,331 @@
+//! `mdgw ha status`, `history`, `hand-over`, `pin`, `unpin`, `admit`: questions to a running gateway.
+
+use std::{collections::BTreeMap, fmt::Write as _, path::PathBuf};
+
+use mdgw_status::control::{ControlError, Request, ask};
+use serde_json::Value;
+use time::OffsetDateTime;
+
+use crate::cli::{Outcome, print, warn};
+
+/// Where the gateway listens.
+#[derive(Debug, clap::Args)]
+pub(super) struct Socket {
+    /// The gateway's control socket, as its configuration names it.
+    #[arg(long, value_name = "SOCKET", default_value = "/run/mdgw/control")]
+    pub(super) socket: PathBuf,
+    /// One line of JSON instead of a table.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct HistoryArgs {
+    #[command(flatten)]
+    socket: Socket,
+    /// Lines of the audit, the newest ones.
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 20)]
+    count: usize,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct GroupArgs {
+    #[command(flatten)]
+    pub(super) socket: Socket,
+    /// Of which group; needed where there are several.
+    #[arg(long, value_name = "N")]
+    pub(super) group: Option<u16>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct HandOverArgs {
+    #[command(flatten)]
+    of: GroupArgs,
+    /// Which gateway is to lead, by its node's number; the fittest where none is named.
+    #[arg(long, value_name = "NODE")]
+    to: Option<u8>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct AdmitArgs {
+    #[command(flatten)]
+    of: GroupArgs,
+    /// The gateway's node number.
+    #[arg(long, value_name = "NODE")]
+    node: u8,
+    /// The gateway's name.
+    #[arg(long, value_name = "NAME")]
+    name: String,
+}
+
+pub(super) fn status(args: &Socket) -> anyhow::Result<Outcome> {
+    answer(args, &Request::Status {}, |value, text| {
+        if value["groups"].as_array().is_none_or(Vec::is_empty) {
+            writeln!(text, "node {} stands alone: there is no election", value["node"])?;
+            return Ok(());
+        }
+        write_groups(value, text)
+    })
+}
+
+/// A line for each group, what is amiss below it, and at the end who leads how much. 80 columns.
+fn write_groups(value: &Value, text: &mut String) -> anyhow::Result<()> {
+    let mut loads: BTreeMap<String, (usize, usize)> = BTreeMap::new();
+    writeln!(text, "{:<6} {:<24} {:>7} {:>8}  {:<10} connection", "group", "leader", "epoch", "channels", "here")?;
+    let groups = value["groups"].as_array().map_or(&[] as &[Value], Vec::as_slice);
+    for group in groups {
+        let channels = group["details"]["channels"].as_array().map_or(0, Vec::len);
+        let leader = leader(&group["leader"]);
+        writeln!(
+            text,
+            "{:<6} {leader:<24} {:>7} {channels:>8}  {:<10} {}{}",
+            plain(&group["group"]),
+            plain(&group["epoch"]["count"]),
+            plain(&group["role"]),
+            plain(&group["connection"]),
+            if group["pinned"] == true { ", pinned" } else { "" }
+        )?;
+        if let Some(obstacle) = group["obstacle"].as_str() {
+            writeln!(text, "       stands in the way: {obstacle}")?;
+        }
+        write_condition(&group["details"], text)?;
+        let load = loads.entry(leader).or_default();
+        *load = (load.0 + 1, load.1 + channels);
+    }
+    if groups.len() > 1 {
+        writeln!(text)?;
+        for (leader, (groups, channels)) in loads {
+            writeln!(text, "{leader:<31} groups: {groups}, channels: {channels}")?;
+        }
+    }
+    Ok(())
+}
+
+/// What isn't as it should be: nothing for a gateway that stands and is fit, in an election that can't have two leaders.
+fn write_condition(details: &Value, text: &mut String) -> anyhow::Result<()> {
+    if details["may_split"] == true {
+        writeln!(
+            text,
+            "       splits are allowed (emergent): two may lead while the network is cut; receivers take the higher epoch"
+        )?;
+    }
+    let joining = &details["joining"];
+    if joining["standing"] == "joins" {
+        writeln!(
+            text,
+            "       joins its peer: {} messages behind, {} channels missing, level for {} ms",
+            joining["behind_messages"], joining["channels_missing"], joining["level_ms"]
+        )?;
+        if joining["unlike_ms"].as_u64().is_some_and(|unlike_ms| unlike_ms > 0) {
+            writeln!(
+                text,
+                "       its messages are not its peer's, for {} ms: its books are in doubt",
+                joining["unlike_ms"]
+            )?;
+        }
+    }
+    if let Some(class) = details["fitness"].as_str().filter(|class| *class != "fit") {
+        writeln!(text, "       not fit: {class}")?;
+    }
+    for channel in details["channels"].as_array().into_iter().flatten() {
+        if !matches!(channel["state"].as_str(), Some("live" | "ended" | "waiting")) {
+            writeln!(text, "       channel {}: {}", channel["channel"], plain(&channel["state"]))?;
+        }
+        if channel["kept"]["is_cut"] == true {
+            writeln!(
+                text,
+                "       channel {}: history_bytes no longer holds the session: a peer that comes back has to copy the state",
+                channel["channel"]
+            )?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn history(args: &HistoryArgs) -> anyhow::Result<Outcome> {
+    answer(&args.socket, &Request::History { count: args.count }, |value, text| {
+        for entry in value["entries"].as_array().into_iter().flatten() {
+            let Some(fields) = entry.as_object() else { continue };
+            let epoch = format!("{}.{}", entry["epoch_count"], entry["epoch_node"]);
+            let (number, time, group) = (&entry["number"], time_text(&entry["time_ns"]), &entry["group"]);
+            let event = plain(&entry["event"]).replace('_', " ");
+            write!(text, "{number:>6} {time} group {group} epoch {epoch:<8} {event:<12}")?;
+            for (key, value) in fields.iter().filter(|(key, _)| !KNOWN.contains(&key.as_str())) {
+                write!(text, " {key}: {}", plain(value))?;
+            }
+            writeln!(text)?;
+            for channel in entry["channels"].as_array().into_iter().flatten() {
+                writeln!(text, "{:>6} {}", "", channel_text(channel))?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// What a takeover meant for one channel.
+fn channel_text(channel: &Value) -> String {
+    let place = |reached: &Value| match reached {
+        Value::Null => "nothing".to_owned(),
+        _ => format!("{} of {}", reached["sequence"], plain(&reached["session"])),
+    };
+    let blackout = match channel["blackout_ns"].as_u64() {
+        Some(ns) => format!("blackout {}.{:03} ms", ns / 1_000_000, ns / 1_000 % 1_000),
+        None => "no blackout known".to_owned(),
+    };
+    format!(
+        "channel {}: {blackout}, heard up to {}, own input up to {}, {} packets sent again",
+        channel["channel"],
+        place(&channel["heard"]),
+        place(&channel["ready"]),
+        channel["sent_again_packets"]
+    )
+}
+
+/// To the millisecond, UTC.
+fn time_text(time_ns: &Value) -> String {
+    let Some(ns) = time_ns.as_i64() else { return time_ns.to_string() };
+    let Ok(time) = OffsetDateTime::from_unix_timestamp(ns.div_euclid(1_000_000_000)) else { return ns.to_string() };
+    let (date, (hour, minute, second)) = (time.date(), time.to_hms());
+    let ms = ns.rem_euclid(1_000_000_000) / 1_000_000;
+    format!("{date} {hour:02}:{minute:02}:{second:02}.{ms:03}Z")
+}
+
+pub(super) fn hand_over(args: &HandOverArgs) -> anyhow::Result<Outcome> {
+    answer(&args.of.socket, &Request::HandOver { group: args.of.group, target: args.to }, |value, text| {
+        Ok(writeln!(text, "group {} is led by {}", value["group"], leader(&value["leader"]))?)
+    })
+}
+
+pub(super) fn set_pin(args: &GroupArgs, is_pinned: bool) -> anyhow::Result<Outcome> {
+    let group = args.group;
+    let request = if is_pinned { Request::Pin { group } } else { Request::Unpin { group } };
+    answer(&args.socket, &request, |value, text| {
+        let state = if is_pinned { "moves no more by itself" } else { "may move by itself" };
+        Ok(writeln!(text, "leadership of groups {} {state}", value["groups"])?)
+    })
+}
+
+pub(super) fn admit(args: &AdmitArgs) -> anyhow::Result<Outcome> {
+    warn("whoever is admitted may lead: make sure that this name and number belong to one gateway alone");
+    let request = Request::Admit { group: args.of.group, node: args.node, name: args.name.clone() };
+    answer(&args.of.socket, &request, |_, text| Ok(writeln!(text, "node {} {} is admitted", args.node, args.name)?))
+}
+
+/// Asks, and prints what came back; a refusal is the answer no.
+fn answer(
+    args: &Socket,
+    request: &Request,
+    table: impl FnOnce(&Value, &mut String) -> anyhow::Result<()>,
+) -> anyhow::Result<Outcome> {
+    let value = match ask(&args.socket, request) {
+        Ok(value) => value,
+        Err(ControlError::Refused(reason)) => {
+            warn(&reason);
+            return Ok(Outcome::No);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let mut text = String::new();
+    if args.json {
+        writeln!(text, "{value}")?;
+    } else {
+        table(&value, &mut text)?;
+    }
+    print(&text)?;
+    Ok(Outcome::Done)
+}
+
+pub(super) fn leader(value: &Value) -> String {
+    match value {
+        Value::Null => "nobody".to_owned(),
+        member => format!("{} (node {})", plain(&member["name"]), member["node"]),
+    }
+}
+
+/// Text without its quotes, nothing for nothing.
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Null => String::new(),
+        Value::Bool(true) => "yes".to_owned(),
+        Value::Bool(false) => "no".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// Keys of an audit's line that have columns of their own.
+const KNOWN: [&str; 8] = ["number", "time_ns", "group", "node", "epoch_count", "epoch_node", "event", "channels"];
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn many_groups_are_told_with_their_leaders_and_loads_within_80_columns() {
+        let group = |group: u16, node: u8, role: &str, channels: usize| {
+            json!({
+                "group": group, "role": role, "epoch": { "count": 1_234 + u64::from(group), "node": node },
+                "leader": { "name": format!("gateway-{node}"), "node": node }, "connection": "reconnected",
+                "pinned": group == 2, "obstacle": (group == 3).then_some("it takes over state from its peer"),
+                "details": { "channels": vec![json!({ "channel": 1, "state": "live" }); channels], "fitness": "fit" },
+            })
+        };
+        let value = json!({
+            "node": 1, "groups": [group(1, 1, "leader", 3), group(2, 2, "candidate", 1), group(3, 2, "bystander", 12)],
+        });
+        let mut text = String::new();
+        write_groups(&value, &mut text).unwrap();
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        expect_test::expect![[r#"
+            group  leader                     epoch channels  here       connection
+            1      gateway-1 (node 1)          1235        3  leader     reconnected
+            2      gateway-2 (node 2)          1236        1  candidate  reconnected, pinned
+            3      gateway-2 (node 2)          1237       12  bystander  reconnected
+                   stands in the way: it takes over state from its peer
+
+            gateway-1 (node 1)              groups: 1, channels: 3
+            gateway-2 (node 2)              groups: 2, channels: 13
+        "#]]
+        .assert_eq(&text);
+    }
+
+    #[test]
+    fn a_takeover_is_told_in_words() {
+        let reached = json!({ "session": "nasdaq-itch-5.0 2019-01-30 #0", "sequence": 17, "part": 0 });
+        let channel = json!({
+            "channel": 3, "heard": reached, "ready": reached, "blackout_ns": 84_893_530, "sent_again_packets": 2,
+        });
+        assert_eq!(
+            channel_text(&channel),
+            "channel 3: blackout 84.893 ms, heard up to 17 of nasdaq-itch-5.0 2019-01-30 #0, \
+             own input up to 17 of nasdaq-itch-5.0 2019-01-30 #0, 2 packets sent again"
+        );
+        let nothing = json!({ "channel": 1, "sent_again_packets": 0 });
+        assert!(channel_text(&nothing).contains("no blackout known, heard up to nothing"));
+    }
+
+    #[test]
+    fn a_status_says_what_is_not_as_it_should_be() {
+        let told = |details: &Value| {
+            let mut text = String::new();
+            write_condition(details, &mut text).unwrap();
+            text
+        };
+        let channel = |is_cut: bool| json!({ "channel": 3, "state": "live", "kept": { "is_cut": is_cut } });
+        let well = json!({ "fitness": "fit", "may_split": false, "channels": [channel(false)] });
+        assert_eq!(told(&well), "");
+        assert!(told(&json!({ "may_split": true })).contains("splits are allowed (emergent)"));
+        assert!(
+            told(&json!({ "channels": [channel(true)] }))
+                .contains("channel 3: history_bytes no longer holds the session")
+        );
+    }
+
+    #[test]
+    fn times_are_read_as_utc() {
+        assert_eq!(time_text(&json!(1_548_835_200_123_456_789_i64)), "2019-01-30 08:00:00.123Z");
+        assert_eq!(time_text(&json!("?")), "\"?\"");
+    }
+}

@@ -1,0 +1,240 @@
+//! `mdgw ha drill`: leadership goes to another gateway and comes back.
+
+use std::{
+    fmt::Write as _,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::bail;
+use mdgw_status::control::{ControlError, Request, ask};
+use serde_json::{Value, json};
+
+use super::control::{GroupArgs, leader};
+use crate::cli::{Outcome, print, warn};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    of: GroupArgs,
+    /// Which gateway is to lead meanwhile, by its node's number; the fittest where none is named.
+    #[arg(long, value_name = "NODE")]
+    to: Option<u8>,
+    /// How long it leads, seconds.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    hold_s: u64,
+}
+
+/// There and back: each way as the gateway that is asked sees it.
+pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let GroupArgs { socket, group } = &args.of;
+    let mut ways = Vec::new();
+    let times = Times { hold: Duration::from_secs(args.hold_s), patience: PATIENCE };
+    if let Err(error) = there_and_back(&socket.socket, *group, args.to, times, &mut ways) {
+        let failed = format!("drill: {} of 2 hand-overs done, then {error}", ways.len());
+        if matches!(error, ControlError::Refused(_)) {
+            warn(&failed);
+            return Ok(Outcome::No);
+        }
+        bail!(failed);
+    }
+    let mut text = String::new();
+    if socket.json {
+        let ways: Vec<Value> =
+            ways.iter().map(|Way { answer, took_us }| json!({ "to": answer, "took_us": took_us })).collect();
+        writeln!(text, "{}", json!({ "hand_overs": ways }))?;
+    } else {
+        for Way { answer, took_us } in &ways {
+            let (ms, us) = (took_us / 1_000, took_us % 1_000);
+            writeln!(text, "to {:<24} {ms:>5}.{us:03} ms", leader(&answer["leader"]))?;
+        }
+    }
+    print(&text)?;
+    Ok(Outcome::Done)
+}
+
+/// A hand-over that was done.
+#[derive(Debug)]
+struct Way {
+    answer: Value,
+    /// From the question that was granted to the answer.
+    took_us: u64,
+}
+
+/// How long the other gateway leads, and how long what is refused is tried again.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    hold: Duration,
+    patience: Duration,
+}
+
+/// The gateway at the socket leads, and leads again at the end: it asks the other one itself, over the pair link. What was
+/// done is in `ways`, whatever comes of the rest.
+fn there_and_back(
+    socket: &Path,
+    group: Option<u16>,
+    to: Option<u8>,
+    times: Times,
+    ways: &mut Vec<Way>,
+) -> Result<(), ControlError> {
+    let group = led_here(socket, group)?;
+    ways.push(hand_over(socket, group, to, times.patience)?);
+    std::thread::sleep(times.hold);
+    let mut answer = ask(socket, &Request::TakeBack { group: Some(group) })?;
+    let took_us = answer.as_object_mut().and_then(|fields| fields.remove("took_us"));
+    let took_us = took_us.and_then(|took| took.as_u64()).unwrap_or_default();
+    ways.push(Way { answer, took_us });
+    Ok(())
+}
+
+/// The group that is meant, if the gateway at the socket leads it; where none is named, the only one.
+fn led_here(socket: &Path, group: Option<u16>) -> Result<u16, ControlError> {
+    let status = ask(socket, &Request::Status {})?;
+    let refused = |why: String| Err(ControlError::Refused(why));
+    let groups = status["groups"].as_array().map_or(&[] as &[Value], Vec::as_slice);
+    let found = match group {
+        Some(group) => groups.iter().find(|known| known["group"] == group),
+        None => groups.first().filter(|_| groups.len() == 1),
+    };
+    let Some(found) = found else {
+        let known: Vec<String> = groups.iter().map(|known| known["group"].to_string()).collect();
+        return match (known.is_empty(), group) {
+            (true, _) => refused("it stands alone: there is no election".to_owned()),
+            (false, Some(_)) => refused(format!("no such group: there are {}", known.join(", "))),
+            (false, None) => refused(format!("which group? there are {}", known.join(", "))),
+        };
+    };
+    let Some(group) = found["group"].as_u64().and_then(|group| group.try_into().ok()) else {
+        return refused(format!("{}: its status is not a gateway's", socket.display()));
+    };
+    if found["role"] != "leader" {
+        let (node, leader) = (&status["node"], leader(&found["leader"]));
+        return refused(format!("node {node} does not lead group {group}, which is led by {leader}: begin there"));
+    }
+    Ok(group)
+}
+
+/// Whoever is to follow has to be heard first: what is refused is tried again for a while.
+fn hand_over(socket: &Path, group: u16, to: Option<u8>, patience: Duration) -> Result<Way, ControlError> {
+    let request = Request::HandOver { group: Some(group), target: to };
+    let begun = Instant::now();
+    let mut is_told = false;
+    loop {
+        let asked = Instant::now();
+        match ask(socket, &request) {
+            Ok(answer) => {
+                return Ok(Way { answer, took_us: u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX) });
+            }
+            Err(ControlError::Refused(reason)) => {
+                let limit_s = patience.as_secs();
+                if begun.elapsed() >= patience {
+                    let why = format!("group {group} was not handed over within {limit_s} s: {reason}");
+                    return Err(ControlError::Refused(why));
+                }
+                if !std::mem::replace(&mut is_told, true) {
+                    warn(&format!("drill: {reason}; tried again for up to {limit_s} s"));
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Longer than a gateway takes that has handed over to stand again.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(50);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use mdgw_status::control::{Answer, ControlServer};
+
+    use super::*;
+
+    /// Gateways 1, 2 and 3 with one group, 7, seen from the first: who leads it, how often the next one is not ready yet,
+    /// and what was asked.
+    #[derive(Debug)]
+    struct Group {
+        leader: u8,
+        refusals: u32,
+        asked: Vec<Request>,
+    }
+
+    fn member(node: u8) -> Value {
+        json!({ "name": format!("gw{node}"), "node": node })
+    }
+
+    fn answer(group: &Mutex<Group>, request: &Request) -> Answer {
+        let mut group = group.lock().unwrap();
+        match request {
+            Request::Status {} => {
+                let role = if group.leader == 1 { "leader" } else { "candidate" };
+                let of_group = json!({ "group": 7, "role": role, "leader": member(group.leader) });
+                Answer::Ok(json!({ "node": 1, "groups": [of_group] }))
+            }
+            _ if group.refusals > 0 => {
+                group.refusals -= 1;
+                Answer::Refused("leadership was not handed over: it is not ready".to_owned())
+            }
+            request => {
+                group.asked.push(request.clone());
+                group.leader = match request {
+                    // Nobody is named: the fittest is the third.
+                    Request::HandOver { target, .. } => target.unwrap_or(3),
+                    _ => 1,
+                };
+                Answer::Ok(json!({ "group": 7, "leader": member(group.leader), "took_us": 1_234 }))
+            }
+        }
+    }
+
+    struct Gateway {
+        group: Arc<Mutex<Group>>,
+        _server: ControlServer,
+        folder: tempfile::TempDir,
+    }
+
+    impl Gateway {
+        fn start(leader: u8, refusals: u32) -> Self {
+            let group = Arc::new(Mutex::new(Group { leader, refusals, asked: Vec::new() }));
+            let folder = tempfile::tempdir().unwrap();
+            let of_server = Arc::clone(&group);
+            let path = folder.path().join("control");
+            let server = ControlServer::start(&path, move |request| answer(&of_server, &request)).unwrap();
+            Self { group, _server: server, folder }
+        }
+
+        /// The leaders one after the other, or what failed behind how many of them.
+        fn drill(&self, group: Option<u16>, to: Option<u8>, patience: Duration) -> Result<Vec<u64>, (usize, String)> {
+            let mut ways = Vec::new();
+            let times = Times { hold: Duration::ZERO, patience };
+            let done = there_and_back(&self.folder.path().join("control"), group, to, times, &mut ways);
+            let leaders = ways.iter().filter_map(|way| way.answer["leader"]["node"].as_u64()).collect();
+            done.map(|()| leaders).map_err(|error| (ways.len(), error.to_string()))
+        }
+    }
+
+    #[test]
+    fn leadership_goes_where_it_is_told_waits_until_that_one_is_ready_and_comes_back() {
+        let gateway = Gateway::start(1, 3);
+        assert_eq!(gateway.drill(None, Some(2), PATIENCE), Ok(vec![2, 1]));
+        let [there, back] =
+            [Request::HandOver { group: Some(7), target: Some(2) }, Request::TakeBack { group: Some(7) }];
+        assert_eq!(gateway.group.lock().unwrap().asked, [there, back]);
+        assert_eq!(gateway.drill(Some(7), None, PATIENCE), Ok(vec![3, 1]), "the fittest");
+    }
+
+    #[test]
+    fn what_failed_is_said() {
+        let (done, why) = Gateway::start(1, u32::MAX).drill(Some(7), None, Duration::ZERO).unwrap_err();
+        assert_eq!(done, 0);
+        assert!(why.starts_with("group 7 was not handed over within 0 s: "), "{why}");
+        assert!(why.ends_with("it is not ready"), "{why}");
+        let failed = |leader, group| Gateway::start(leader, 0).drill(group, None, PATIENCE).unwrap_err().1;
+        assert_eq!(failed(3, None), "node 1 does not lead group 7, which is led by gw3 (node 3): begin there");
+        assert_eq!(failed(1, Some(8)), "no such group: there are 7");
+    }
+}

@@ -1,0 +1,342 @@
+//! `mdgw inspect`: takes captures apart.
+
+use std::{
+    env,
+    io::{self, BufWriter, IsTerminal as _, StdoutLock, Write},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use anyhow::{Context as _, bail};
+use indicatif::ProgressBar;
+use mdgw_captures::capture_file::{
+    CaptureError, CaptureFault, CaptureFile, CaptureKind, CapturedDatagram, OpenOptions,
+};
+use mdgw_feeds::{identity::Feed, time::TradingDate, transport::Recognised};
+use mdgw_tools::{
+    inspect::{
+        dissect::{Dissector, Framing, PacketView},
+        filter::{Destination, Filter, Place, Range},
+        stats::{FileStatistics, Statistics},
+        text::Text,
+    },
+    replay::{
+        feed_guess::{GuessedBy, guess},
+        merge::{Moment, Window},
+    },
+};
+
+use super::{Outcome, WRITE, replay, warn};
+
+/// What to take apart, and what of it to show.
+///
+/// Files are taken one after the other. A packet of which some messages are asked for is shown with those alone.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit code 1: the filters leave nothing, as grep does it. 2: a capture could not be read to its end; everything before was \
+shown.
+
+Examples:
+  mdgw inspect deep.pcap.gz
+  mdgw inspect A.pcap --sequence 14764496
+  mdgw inspect A.pcap --symbol AAPL,MSFT --type OrderExecuted,P --from 14:30 --until 14:31
+  mdgw inspect A.pcap B.pcap --stats
+  mdgw inspect live.pcap --follow --type TradeReport
+  mdgw inspect A.pcap --frame 100-120 --json | jq .messages[].fields")]
+pub(super) struct Args {
+    /// Captures (pcap, pcapng) or Nasdaq day files; plain, gzip or zstd, told by content.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// One JSON object for each packet, on a line of its own: numbers raw, names and order of the specification.
+    #[arg(long)]
+    json: bool,
+    /// Sum up instead of showing packets: message mix, rates, fullest 1 ms, 10 ms and 1 s, sessions, gaps, for each line.
+    #[arg(long)]
+    stats: bool,
+    /// Wait for more where the file ends, until interrupted: for a capture that is being written.
+    #[arg(long)]
+    follow: bool,
+    /// Take only this feed, and for it also what doesn't tell whose it is. Default: what the packets tell.
+    #[arg(long, value_name = "FEED", value_parser = replay::parse_feed)]
+    feed: Option<Feed>,
+    /// Trading date of a day file whose name doesn't tell it.
+    #[arg(long, value_name = "YYYY-MM-DD")]
+    date: Option<TradingDate>,
+    #[command(flatten)]
+    filter: FilterArgs,
+}
+
+/// Which packets and messages.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Filters (repeat them or separate with commas; all that are given must hold)")]
+struct FilterArgs {
+    /// Frames: N, N-M, N- or -M, counted from 1 in each file.
+    #[arg(long, value_name = "RANGE", value_delimiter = ',', allow_hyphen_values = true)]
+    frame: Vec<Range>,
+    /// Packets sent to this address.
+    #[arg(long, value_name = "ADDR[:PORT]", value_delimiter = ',')]
+    channel: Vec<Destination>,
+    /// Packets of this session, by the venue's name: text of MoldUDP64, number of IEX-TP.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    session: Vec<String>,
+    /// Messages about this instrument. In ITCH also those that only number it, once a message has named the number.
+    #[arg(long, value_name = "SYMBOL", value_delimiter = ',')]
+    symbol: Vec<String>,
+    /// Messages of this type, by code or name: A, AddOrder.
+    #[arg(long = "type", value_name = "TYPE", value_delimiter = ',')]
+    types: Vec<String>,
+    /// Messages with these numbers: N, N-M, N- or -M.
+    #[arg(long, value_name = "RANGE", value_delimiter = ',', allow_hyphen_values = true)]
+    sequence: Vec<Range>,
+    /// Captured from there on: +SECONDS after the first packet, HH:MM:SS UTC of its day, or YYYY-MM-DDTHH:MM:SSZ.
+    #[arg(long, value_name = "MOMENT")]
+    from: Option<Moment>,
+    /// Captured before that.
+    #[arg(long, value_name = "MOMENT")]
+    until: Option<Moment>,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let stop = Arc::new(AtomicBool::new(false));
+    if args.follow {
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            signal_hook::flag::register(signal, Arc::clone(&stop)).context("catch signals")?;
+        }
+    }
+    let mut inspection = Inspection {
+        args,
+        stop,
+        show: Show::new(args),
+        out: BufWriter::with_capacity(OUT_BYTES, io::stdout().lock()),
+        bar: if args.stats { replay::bar(&args.files) } else { ProgressBar::hidden() },
+        bytes_before: 0,
+        datagrams: 0,
+        recognised: 0,
+        left: 0,
+        is_cut_short: false,
+    };
+    let mut damages = Vec::new();
+    for path in &args.files {
+        if let Some(damage) = inspection.file(path)? {
+            damages.push(damage);
+        }
+    }
+    inspection.bar.finish_and_clear();
+    inspection.out.flush().context(WRITE)?;
+    if !damages.is_empty() {
+        let kept = if inspection.datagrams > 0 { " (everything before was shown)" } else { "" };
+        bail!("{}{kept}", damages.join("; "));
+    }
+    inspection.check_totals()?;
+    // Where nothing came, no filter has taken it away.
+    if inspection.left > 0 || inspection.datagrams == 0 {
+        return Ok(Outcome::Done);
+    }
+    warn("inspect: the filters leave nothing");
+    Ok(Outcome::No)
+}
+
+/// All files, one after the other.
+struct Inspection<'a> {
+    args: &'a Args,
+    stop: Arc<AtomicBool>,
+    show: Show,
+    out: BufWriter<StdoutLock<'static>>,
+    bar: ProgressBar,
+    /// Bytes of the files that are through.
+    bytes_before: u64,
+    datagrams: u64,
+    recognised: u64,
+    /// Packets that the filters left.
+    left: u64,
+    /// A file was left before its end, since no filter wants the rest.
+    is_cut_short: bool,
+}
+
+impl Inspection<'_> {
+    /// One file to its end; the damage that ended it before.
+    fn file(&mut self, path: &Path) -> anyhow::Result<Option<String>> {
+        let options = OpenOptions { date: self.args.date, ..OpenOptions::default() };
+        let opened = if self.args.follow {
+            CaptureFile::follow(path, &options, Arc::clone(&self.stop))
+        } else {
+            CaptureFile::open(path, &options)
+        };
+        let mut file = match opened {
+            Ok(file) => file,
+            Err(error) => return Ok(self.damage(error)),
+        };
+        let mut dissector = Dissector::new(file.kind(), self.args.feed.map(protocol));
+        let mut filter = self.args.filter();
+        let feed = self.args.feed.or_else(|| feed_in_name(path));
+        let mut statistics = self.args.stats.then(|| Statistics::new(feed));
+        let mut told = 0;
+        let damage = loop {
+            let datagram = match file.next_datagram() {
+                Ok(Some(datagram)) => datagram,
+                Ok(None) => break None,
+                Err(error) => break self.damage(error),
+            };
+            self.datagrams += 1;
+            let place = filter.place(&datagram);
+            if place == Place::Beyond {
+                self.is_cut_short = true;
+                break None;
+            }
+            let is_recognised = match &mut statistics {
+                Some(statistics) if place == Place::In => {
+                    let (is_recognised, is_wanted) = count(statistics, &mut dissector, &filter, datagram);
+                    self.left += u64::from(is_wanted);
+                    is_recognised
+                }
+                // Taken apart even when it isn't wanted: later messages may need the symbols that this one names.
+                _ => {
+                    let mut packet = dissector.packet(datagram);
+                    if place == Place::In && filter.keep(&mut packet) && statistics.is_none() {
+                        self.show.packet(&packet, &mut self.out).context(WRITE)?;
+                        self.left += 1;
+                        if self.args.follow {
+                            self.out.flush().context(WRITE)?;
+                        }
+                    }
+                    !matches!(packet.framing, Framing::Foreign)
+                }
+            };
+            self.recognised += u64::from(is_recognised);
+            if let (None, Some((dst, protocol))) = (self.args.feed, dissector.known().get(told)) {
+                told += 1;
+                let path = path.display();
+                let line = match file.kind() {
+                    CaptureKind::Packets => format!("{path}: {dst} is {protocol}, by its packets"),
+                    CaptureKind::DayFile => format!("{path}: a day file of ITCH 5.0; its packets are ours"),
+                };
+                self.bar.suspend(|| warn(&line));
+            }
+            if self.datagrams.is_multiple_of(DATAGRAMS_PER_LOOK) {
+                self.bar.set_position(self.bytes_before + file.file_bytes_read());
+            }
+        };
+        self.bytes_before += file.file_bytes_read();
+        if let Some(statistics) = statistics {
+            let summary = statistics.summary(&path.display().to_string(), file.counts());
+            self.show.statistics(&summary, &mut self.out).context(WRITE)?;
+        }
+        Ok(damage)
+    }
+
+    /// What is wrong with a file, unless it only ended where we were told to follow it no further.
+    fn damage(&self, error: CaptureError) -> Option<String> {
+        let is_end = self.stop.load(Relaxed)
+            && matches!(error.fault, CaptureFault::Truncated { .. } | CaptureFault::Empty | CaptureFault::NotACapture);
+        (!is_end).then(|| super::in_full(&anyhow::Error::from(error)))
+    }
+
+    /// Whether there was anything to inspect.
+    fn check_totals(&self) -> anyhow::Result<()> {
+        let files = || self.args.files.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
+        match (self.datagrams, self.recognised) {
+            // What wasn't looked at may be anything.
+            _ if self.args.follow || self.is_cut_short => Ok(()),
+            (0, _) => bail!("inspect: no UDP datagrams in {}", files()),
+            (datagrams, 0) => {
+                bail!("inspect: no known feed in {}, among {datagrams} datagrams; --feed names the feed", files())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Counts a datagram; whether it is of a known feed, and whether the filters leave anything of it.
+#[inline]
+fn count(
+    statistics: &mut Statistics,
+    dissector: &mut Dissector,
+    filter: &Filter,
+    datagram: CapturedDatagram<'_>,
+) -> (bool, bool) {
+    if !filter.looks_inside() {
+        let framing = dissector.framing(&datagram);
+        statistics.datagram(&datagram, framing);
+        return (!matches!(framing, Framing::Foreign), true);
+    }
+    let mut packet = dissector.packet(datagram);
+    let is_wanted = filter.keep(&mut packet);
+    statistics.filtered(&packet, is_wanted);
+    (!matches!(packet.framing, Framing::Foreign), is_wanted)
+}
+
+/// How packets are shown.
+enum Show {
+    Json,
+    Text { text: Text, buffer: String },
+}
+
+impl Show {
+    fn new(args: &Args) -> Self {
+        if args.json {
+            return Self::Json;
+        }
+        let is_coloured = io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
+        Self::Text { text: Text::new(is_coloured), buffer: String::new() }
+    }
+
+    fn packet(&mut self, packet: &PacketView<'_>, out: &mut impl Write) -> io::Result<()> {
+        match self {
+            Self::Json => {
+                serde_json::to_writer(&mut *out, packet)?;
+                out.write_all(b"\n")
+            }
+            Self::Text { text, buffer } => {
+                buffer.clear();
+                text.packet(packet, buffer).map_err(io::Error::other)?;
+                out.write_all(buffer.as_bytes())
+            }
+        }
+    }
+
+    fn statistics(&self, summary: &FileStatistics, out: &mut impl Write) -> io::Result<()> {
+        match self {
+            Self::Json => {
+                serde_json::to_writer(&mut *out, summary)?;
+                out.write_all(b"\n")
+            }
+            Self::Text { .. } => write!(out, "{summary}"),
+        }
+    }
+}
+
+impl Args {
+    fn filter(&self) -> Filter {
+        let asked = &self.filter;
+        let mut filter = Filter::default();
+        filter.frames.clone_from(&asked.frame);
+        filter.channels.clone_from(&asked.channel);
+        filter.sessions.clone_from(&asked.session);
+        filter.symbols.clone_from(&asked.symbol);
+        filter.types.clone_from(&asked.types);
+        filter.sequences.clone_from(&asked.sequence);
+        filter.window = Window { from: asked.from, until: asked.until };
+        filter
+    }
+}
+
+fn protocol(feed: Feed) -> Recognised {
+    match feed {
+        Feed::NasdaqItch | Feed::BxItch | Feed::PsxItch => Recognised::Itch50,
+        Feed::IexTops => Recognised::IexTops,
+        Feed::IexDeep => Recognised::IexDeep,
+    }
+}
+
+/// What a path says about whose ITCH it is; sessions are named after it.
+fn feed_in_name(path: &Path) -> Option<Feed> {
+    let guess = guess(Recognised::Itch50, path);
+    (guess.by == GuessedBy::Path).then_some(guess.feed)
+}
+
+const OUT_BYTES: usize = 256 * 1024;
+/// Datagrams between two looks at the progress bar.
+const DATAGRAMS_PER_LOOK: u64 = 65_536;

@@ -1,0 +1,310 @@
+//! `mdgw replay`: plays captures and day files, to the wire or straight into the pipeline.
+
+mod rehearse;
+mod watched;
+
+use std::{
+    io::{self, IsTerminal as _},
+    net::SocketAddrV4,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use anyhow::{Context as _, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use mdgw_captures::{capture_file::OpenOptions, pacer::Pace};
+use mdgw_feeds::{channel::SchemaSet, edge::TsRecv, identity::Feed, time::TradingDate};
+use mdgw_sys::sockets::Interface;
+use mdgw_tools::replay::{
+    feed_guess::GuessedBy,
+    merge::{Merge, Moment, Window},
+    offline::{self, Event, OfflineOptions},
+    until_loss,
+    wire::{self, AddressRewrite, Addresses, WireOptions},
+};
+
+use self::{rehearse::RehearsalArgs, watched::Watched};
+use super::{Outcome, print, warn};
+
+/// What to play and where to.
+///
+/// Several files are merged by their times, as their packets would have arrived: give one file for each line.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit code 1: with --until-loss, not even the first rate was without loss. 2: a capture could not be read to its end, or the \
+output not be written; what was done before is kept.
+
+Examples:
+  mdgw replay --offline A.pcap.gz B.pcap.gz --schema mbo -o day.dbn.zst
+  mdgw replay A.pcap B.pcap --to 239.1.1.1:26477 --to 239.1.1.2:26477 --interface lo --speed 10
+  mdgw replay day.pcap --lines 239.1.1.1:26477,239.1.1.2:26477 --loss 0.01,0.02 --skew-us 0,30
+  mdgw replay day.pcap --lines 239.1.1.1:26477,239.1.1.2:26477 --until-loss --rate 10000 --loop 0")]
+pub(super) struct Args {
+    /// Captures (pcap, pcapng) or Nasdaq day files; plain, gzip or zstd, told by content.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Straight into the pipeline, on the capture's own clock, as fast as the machine goes.
+    #[arg(long)]
+    offline: bool,
+    /// Trading date where the input doesn't tell it (day files), or instead of what it tells.
+    #[arg(long, value_name = "YYYY-MM-DD")]
+    date: Option<TradingDate>,
+    /// Play from there on: +SECONDS after the first packet, HH:MM:SS UTC of its day, or YYYY-MM-DDTHH:MM:SSZ.
+    #[arg(long, value_name = "MOMENT")]
+    from: Option<Moment>,
+    /// Play up to there.
+    #[arg(long, value_name = "MOMENT")]
+    until: Option<Moment>,
+    /// End with one line of JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    offline_args: OfflineArgs,
+    #[command(flatten)]
+    wire_args: WireArgs,
+    #[command(flatten)]
+    rehearsal_args: RehearsalArgs,
+}
+
+/// Into the pipeline.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Offline")]
+struct OfflineArgs {
+    /// Records to make: mbo, mbp-1, mbp-10, trades, status, definition, imbalance, statistics; repeat it or separate
+    /// with commas. Default: what the gateway publishes for the feed.
+    #[arg(long, value_name = "SCHEMA", value_delimiter = ',', value_parser = parse_schema, requires = "offline")]
+    schema: Vec<SchemaSet>,
+    /// DBN file to write, compressed if it ends in .zst; - is standard output. Without it: decode and sum up.
+    #[arg(short, long, value_name = "OUT.dbn[.zst]", requires = "offline")]
+    out: Option<PathBuf>,
+    /// The feed, where packets don't tell it (Nasdaq, BX and PSX look alike), or to leave out others.
+    #[arg(long, value_name = "FEED", value_parser = parse_feed, requires = "offline")]
+    feed: Option<Feed>,
+    /// Receive time of the records: the capture's, or none, which makes the output a function of the messages alone.
+    #[arg(long, value_enum, default_value_t = TsRecvArg::Capture, requires = "offline")]
+    ts_recv: TsRecvArg,
+    /// Let `mdgw top --socket SOCKET` watch it there.
+    #[arg(long, value_name = "SOCKET", requires = "offline")]
+    control: Option<PathBuf>,
+}
+
+/// To the wire.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "To the wire")]
+struct WireArgs {
+    /// Send there instead of to the captured addresses; given once for each file, the n-th file goes to the n-th.
+    #[arg(long, value_name = "ADDR:PORT", conflicts_with = "offline")]
+    to: Vec<SocketAddrV4>,
+    /// Send to NEW what was captured for OLD (ADDR or ADDR:PORT on either side).
+    #[arg(long, value_name = "OLD=NEW", conflicts_with = "offline")]
+    map: Vec<AddressRewrite>,
+    /// Play so many times as fast as captured.
+    #[arg(long, value_name = "FACTOR", value_parser = parse_positive, conflicts_with_all = ["offline", "rate", "max"])]
+    speed: Option<f64>,
+    /// Play so many packets in a second, evenly.
+    #[arg(long, value_name = "PPS", value_parser = parse_positive, conflicts_with_all = ["offline", "max"])]
+    rate: Option<f64>,
+    /// Play as fast as possible.
+    #[arg(long, conflicts_with = "offline")]
+    max: bool,
+    /// Interface (name or address) by which multicast leaves.
+    #[arg(long, value_name = "INTERFACE", conflicts_with = "offline")]
+    interface: Option<Interface>,
+    /// Hops that multicast may take.
+    #[arg(long, default_value_t = 1, conflicts_with = "offline")]
+    ttl: u8,
+    /// Play so many times; 0: until interrupted.
+    #[arg(long = "loop", value_name = "N", default_value_t = 1, conflicts_with = "offline")]
+    rounds: u64,
+    /// MoldUDP64 session of a day file, up to ten letters and digits. Default: its date.
+    #[arg(long, value_name = "NAME", value_parser = parse_session, conflicts_with = "offline")]
+    session: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum TsRecvArg {
+    Capture,
+    None,
+}
+
+/// Runs `mdgw replay`.
+pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let stop = catch_signals()?;
+    if args.offline { run_offline(args, &stop) } else { run_to_wire(args, &stop) }
+}
+
+fn run_offline(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
+    let asked = &args.offline_args;
+    let options = OfflineOptions {
+        files: args.files.clone(),
+        feed: asked.feed,
+        date: args.date,
+        schemas: asked.schema.iter().copied().reduce(SchemaSet::with),
+        ts_recv: match asked.ts_recv {
+            TsRecvArg::Capture => TsRecv::Capture,
+            TsRecvArg::None => TsRecv::None,
+        },
+        output: asked.out.clone(),
+        window: args.window(),
+    };
+    let mut watched = asked.control.as_deref().map(|socket| Watched::start(socket, &args.files)).transpose()?;
+    let bar = bar(&args.files);
+    let summary = offline::run(&options, &mut |event| {
+        match event {
+            Event::Progress { file_bytes, drive } => {
+                bar.set_position(file_bytes);
+                if let Some(watched) = &mut watched {
+                    watched.show(drive, file_bytes);
+                }
+            }
+            Event::Found { lane, by: Some(GuessedBy::Path | GuessedBy::Default) } => {
+                let feed = lane.channel().config().feed;
+                let source = lane.lines().first().map(|(_, source)| source.path.display().to_string());
+                let path = source.unwrap_or_default();
+                bar.suspend(|| warn(&format!("{path}: ITCH 5.0, taken for {feed} (--feed says otherwise)")));
+            }
+            Event::Found { .. } => {}
+        }
+        go_on_unless(stop)
+    });
+    bar.finish_and_clear();
+    let summary = summary?;
+    // Where the records go to standard output, the summary must not.
+    let text = if args.json { format!("{}\n", summary.to_json()) } else { summary.to_table() };
+    match &asked.out {
+        Some(path) if path.as_path() == Path::new("-") => io::Write::write_all(&mut io::stderr(), text.as_bytes())?,
+        _ => print(&text)?,
+    }
+    for file in summary.files.iter().filter(|file| file.untimed > 0) {
+        warn(&format!(
+            "{}: {} packets have no time (simple packet blocks of pcapng); each was taken at the time of the packet before it",
+            file.path, file.untimed
+        ));
+    }
+    let damages: Vec<&str> = summary.files.iter().filter_map(|file| file.damage.as_deref()).collect();
+    if !damages.is_empty() {
+        bail!("{} (everything before was replayed)", damages.join("; "));
+    }
+    Ok(Outcome::Done)
+}
+
+fn run_to_wire(args: &Args, stop: &AtomicBool) -> anyhow::Result<Outcome> {
+    let asked = &args.wire_args;
+    let open = OpenOptions { date: args.date, session_name: asked.session.clone().unwrap_or_default() };
+    let options = WireOptions {
+        pace: match (asked.speed, asked.rate, asked.max) {
+            (_, _, true) => Pace::Max,
+            (_, Some(rate), _) => Pace::Rate(rate),
+            (speed, _, _) => Pace::Original(speed.unwrap_or(1.0)),
+        },
+        addresses: Addresses { to: asked.to.clone(), map: asked.map.clone() },
+        interface: asked.interface.clone(),
+        ttl: asked.ttl,
+        rounds: asked.rounds,
+        rehearsal: args.rehearsal_args.rehearsal(args.files.len())?,
+    };
+    if asked.to.len() > 1 && asked.to.len() != args.files.len() {
+        bail!(
+            "replay: {} addresses to send to for {} files: give one, or one for each",
+            asked.to.len(),
+            args.files.len()
+        );
+    }
+    if args.rehearsal_args.until_loss {
+        return run_until_loss(args, &options, &open, stop);
+    }
+    let bar = bar(&args.files);
+    let sent = wire::run(|| Merge::open(&args.files, &open, args.window()), &options, &mut |progress| {
+        bar.set_position(progress.file_bytes);
+        go_on_unless(stop)
+    });
+    bar.finish_and_clear();
+    let summary = sent?;
+    print(&if args.json { format!("{}\n", summary.to_json()) } else { summary.to_table() })?;
+    if !summary.damages.is_empty() {
+        bail!("{} (everything before was sent)", summary.damages.join("; "));
+    }
+    Ok(Outcome::Done)
+}
+
+/// Done: some rate was without loss. No: not even the first.
+fn run_until_loss(
+    args: &Args,
+    options: &WireOptions,
+    open: &OpenOptions,
+    stop: &AtomicBool,
+) -> anyhow::Result<Outcome> {
+    let (asked, rehearsal) = (&args.wire_args, &args.rehearsal_args);
+    let (receiver, destinations) = rehearsal.receiver(&asked.to, asked.interface.as_ref())?;
+    let found = until_loss::run(
+        || Merge::open(&args.files, open, args.window()),
+        options,
+        rehearsal.rising(asked.rate),
+        &receiver,
+        &destinations,
+        &mut || stop.load(Relaxed),
+    )?;
+    print(&if args.json { format!("{}\n", found.to_json()) } else { found.to_table() })?;
+    Ok(if found.highest_rate_without_loss.is_some() { Outcome::Done } else { Outcome::No })
+}
+
+impl Args {
+    fn window(&self) -> Window {
+        Window { from: self.from, until: self.until }
+    }
+}
+
+/// A flag that SIGINT and SIGTERM raise.
+pub(super) fn catch_signals() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&stop)).context("catch signals")?;
+    }
+    Ok(stop)
+}
+
+pub(super) fn go_on_unless(stop: &AtomicBool) -> ControlFlow<()> {
+    if stop.load(Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+}
+
+/// A bar over the bytes of all files, on a terminal only.
+pub(super) fn bar(files: &[PathBuf]) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bytes = bytes_of(files);
+    let style = ProgressStyle::with_template("{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} eta {eta}");
+    ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// All files together, as they are on disk.
+fn bytes_of(files: &[PathBuf]) -> u64 {
+    files.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum()
+}
+
+fn parse_schema(text: &str) -> Result<SchemaSet, String> {
+    SchemaSet::from_name(text.trim()).ok_or_else(|| {
+        let known: Vec<&str> = SchemaSet::NAMES.iter().map(|(_, name)| *name).collect();
+        format!("expected one of {}", known.join(", "))
+    })
+}
+
+pub(super) fn parse_feed(text: &str) -> Result<Feed, String> {
+    Feed::from_name(text).ok_or_else(|| {
+        let known: Vec<&str> = Feed::ALL.iter().map(|feed| feed.name()).collect();
+        format!("expected one of {}", known.join(", "))
+    })
+}
+
+fn parse_positive(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0).ok_or_else(|| "not above 0".to_owned())
+}
+
+fn parse_session(text: &str) -> Result<String, String> {
+    let fits = (1..=10).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    fits.then(|| text.to_owned()).ok_or_else(|| "expected 1 to 10 letters and digits".to_owned())
+}

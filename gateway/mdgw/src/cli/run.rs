@@ -1,0 +1,186 @@
+//! `mdgw run`: a configuration, until it is told to end.
+
+use std::{
+    fmt::Write as _,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use mdgw_feeds::{edge::TsRecv, time::TradingDate};
+use mdgw_runtime::{
+    config::Resolved,
+    gateway::{self, Gateway, GatewayReport, Overrides},
+};
+use mdgw_sys::memory;
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM},
+    iterator::Signals,
+};
+
+use super::{
+    Outcome,
+    logging::{self, LevelHandle},
+    print, warn,
+};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  mdgw run gateway.toml
+  mdgw run gateway.toml --date 2026-11-20 --ts-recv none")]
+pub(super) struct Args {
+    /// Configuration file.
+    config: PathBuf,
+    /// Trading date of all channels (YYYY-MM-DD), where it is not to be taken from the input.
+    #[arg(long, value_name = "DATE")]
+    date: Option<TradingDate>,
+    /// Receive time in published frames.
+    #[arg(long, value_enum, default_value = "capture")]
+    ts_recv: TsRecvArg,
+}
+
+/// Which receive time records get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum TsRecvArg {
+    /// The capture's or the kernel's stamp.
+    Capture,
+    /// None: output is then a function of the input alone.
+    None,
+}
+
+impl From<TsRecvArg> for TsRecv {
+    fn from(arg: TsRecvArg) -> Self {
+        match arg {
+            TsRecvArg::Capture => Self::Capture,
+            TsRecvArg::None => Self::None,
+        }
+    }
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let mut config = Resolved::load(&args.config)?;
+    let level = logging::start(config.log.level);
+    // While there is little but the program: what comes later is locked as it is touched.
+    if config.gateway.lock_memory
+        && let Err(error) = memory::lock()
+    {
+        tracing::warn!(%error, "memory is not locked: it may be taken away when it runs short");
+    }
+    // Before anything runs that a signal would leave half done.
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("catch signals")?;
+    let overrides = Overrides {
+        date: args.date,
+        ts_recv: args.ts_recv.into(),
+        beginning: gateway::beginning(&config),
+        takes_copies: true,
+        ..Overrides::default()
+    };
+    let mut gateway = Gateway::start(&config, overrides).with_context(|| format!("start {}", args.config.display()))?;
+    gateway.link_as_configured(&config).with_context(|| format!("start {}", args.config.display()))?;
+    gateway.serve_control(&config).with_context(|| format!("start {}", args.config.display()))?;
+    let mut looked = Instant::now();
+    let fault = 'running: loop {
+        for signal in signals.pending() {
+            if signal != SIGHUP {
+                break 'running None;
+            }
+            reload(args, &mut config, &gateway, &level);
+        }
+        gateway.tell_condition();
+        if let Some(fault) = gateway.fault() {
+            break Some(fault);
+        }
+        if looked.elapsed() >= ALARM_INTERVAL {
+            gateway.log_alarms();
+            looked = Instant::now();
+        }
+        std::thread::sleep(SIGNAL_INTERVAL);
+    };
+    gateway.log_alarms();
+    let report = gateway.stop().context("stop")?;
+    print(&summary(&report)?)?;
+    if let Some(fault) = fault {
+        anyhow::bail!("a pool stopped by itself: {fault}");
+    }
+    Ok(Outcome::Done)
+}
+
+/// How soon a signal is acted on.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
+/// How often alarms are looked for.
+const ALARM_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Puts in force what may change while the gateway runs; anything else is refused and named.
+fn reload(args: &Args, config: &mut Resolved, gateway: &Gateway, level: &LevelHandle) {
+    let new = match Resolved::load(&args.config) {
+        Ok(new) => new,
+        Err(error) => return warn(&format!("reload {}: nothing changed: {error}", args.config.display())),
+    };
+    match Resolved::diff_reloadable(config, &new) {
+        Ok(_) => {
+            level.set(new.log.level);
+            gateway.reload(&new);
+            *config = new;
+            tracing::info!(config = %args.config.display(), "configuration read again");
+        }
+        Err(refused) => {
+            for refused in refused {
+                warn(&format!("reload {}: nothing changed: {refused}", args.config.display()));
+            }
+        }
+    }
+}
+
+/// What came of it, a line for each channel.
+fn summary(report: &GatewayReport) -> anyhow::Result<String> {
+    let mut text = String::new();
+    writeln!(
+        text,
+        "{:<20} {:>10} {:>12} {:>12} {:>12} {:>8} {:>8} {:>8} {:>10}",
+        "channel", "state", "datagrams", "messages", "records", "gaps", "lost", "drops", "sent"
+    )?;
+    for channel in &report.channels {
+        writeln!(
+            text,
+            "{:<20} {:>10} {:>12} {:>12} {:>12} {:>8} {:>8} {:>8} {:>10}",
+            channel.name,
+            format!("{:?}", channel.state).to_lowercase(),
+            channel.counters.datagrams,
+            channel.counters.messages,
+            channel.counters.records,
+            channel.counters.gaps,
+            channel.counters.gap_messages,
+            channel.drops.unexpected(),
+            channel.published.packets,
+        )?;
+        if let Some(reason) = &channel.failed {
+            writeln!(text, "  out of service: {reason}")?;
+        }
+        for (reason, count) in channel.drops.iter().filter(|(reason, _)| !reason.is_expected()) {
+            writeln!(text, "  dropped {count}: {}", reason.name())?;
+        }
+        let stamps = channel.stamps;
+        writeln!(text, "  receive stamps: NIC {}, kernel {}, none {}", stamps.hardware, stamps.kernel, stamps.none)?;
+        if channel.book_faults > 0 {
+            writeln!(text, "  book faults: {}", channel.book_faults)?;
+        }
+        if channel.log.entries_private > 0 {
+            let (entries, times) = (channel.log.entries_private, channel.log.segments_missed);
+            writeln!(
+                text,
+                "  published, but missing in the log: {entries} entries (no segment was ready {times} times)"
+            )?;
+        }
+        if channel.counters.trades_broken > 0 {
+            writeln!(text, "  trades that the venue took back: {}", channel.counters.trades_broken)?;
+        }
+    }
+    if report.kernel_drops > 0 {
+        writeln!(text, "dropped by the kernel for want of room in sockets: {}", report.kernel_drops)?;
+    }
+    for log in &report.latency.logs {
+        writeln!(text, "latency log: {}", log.display())?;
+    }
+    Ok(text)
+}

@@ -1,0 +1,122 @@
+//! `mdgw sentinel`: watches gateways of this host and tells of their death.
+
+use std::{
+    os::{
+        fd::AsFd as _,
+        unix::{
+            fs::PermissionsExt as _,
+            net::{UnixListener, UnixStream},
+        },
+    },
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use mdgw_election::sentinel::{
+    settle::settle,
+    watch::{self, Watch},
+};
+use mdgw_runtime::config::resolved::LogLevel;
+use mdgw_sys::cgroup::enter_beside;
+
+use super::{Outcome, logging};
+
+#[derive(Debug, clap::Args)]
+#[group(id = "source", required = true, multiple = false)]
+pub(super) struct From {
+    /// Watch whoever connects to this Unix socket: for the service manager.
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Watch the one gateway at the other end of standard input: how a gateway starts it.
+    #[arg(long)]
+    inherited: bool,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  mdgw sentinel --socket /run/mdgw/sentinel
+  mdgw sentinel --inherited --priority 0")]
+pub(super) struct Args {
+    #[command(flatten)]
+    from: From,
+    /// SCHED_FIFO priority; 0 stays in the ordinary class.
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=99))]
+    priority: u8,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
+    logging::start(LogLevel::Info);
+    for refused in settle(args.priority) {
+        tracing::warn!("sentinel: not permitted to {refused}");
+    }
+    match &args.from.socket {
+        None => {
+            // The service manager has seen to it for its own.
+            if let Err(error) = enter_beside() {
+                tracing::info!(%error, "sentinel: no cgroup of its own: what kills the gateway's kills it too");
+            }
+            let stream = std::io::stdin().as_fd().try_clone_to_owned().context("take the gateway's stream")?;
+            watch(UnixStream::from(stream))
+        }
+        Some(path) => serve(path),
+    }
+}
+
+/// Serves whoever connects, until it is killed.
+fn serve(path: &Path) -> anyhow::Result<Outcome> {
+    let doing = |act: &str| format!("{act} {}", path.display());
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| doing("remove"));
+        }
+        _ => {}
+    }
+    let listener = UnixListener::bind(path).with_context(|| doing("listen on"))?;
+    // Whoever connects can have itself announced as dead, under the shared key.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).with_context(|| doing("protect"))?;
+    tracing::info!(socket = %path.display(), "sentinel: ready");
+    for stream in listener.incoming() {
+        let stream = stream.with_context(|| doing("accept on"))?;
+        let name = "mdgw-watch".to_owned();
+        let spawned = thread::Builder::new().name(name).spawn(move || {
+            if let Err(error) = watch(stream) {
+                tracing::warn!("sentinel: {error:#}");
+            }
+        });
+        spawned.context("start a thread")?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// Watches one gateway to its end.
+fn watch(mut stream: UnixStream) -> anyhow::Result<Outcome> {
+    stream.set_read_timeout(Some(PATIENCE)).context("set a time limit")?;
+    let watch = Watch::take_over(&mut stream).context("take over a gateway")?;
+    let member = watch.charge().member.clone();
+    tracing::info!(gateway = %member, told = watch.charge().told.len(), "sentinel: watching");
+    let outcome = watch.run().with_context(|| format!("watch {member}"))?;
+    // Held until here: its end tells the gateway that nobody watches.
+    drop(stream);
+    match outcome {
+        watch::Outcome::InOrder => tracing::info!(gateway = %member, "sentinel: ended in order"),
+        watch::Outcome::Announced { cause, noticed_at, took_ns, refused, records } => {
+            let noticed_ns = noticed_at.0;
+            tracing::warn!(
+                gateway = %member,
+                ?cause,
+                noticed_ns,
+                took_ns,
+                refused,
+                ?records,
+                "sentinel: died; killed and announced"
+            );
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+/// A gateway that connects has its charge ready.
+const PATIENCE: Duration = Duration::from_secs(5);

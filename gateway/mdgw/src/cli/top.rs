@@ -1,0 +1,118 @@
+//! `mdgw top`: a running gateway, or a replay, as it goes.
+
+mod screen;
+
+use std::{
+    fs,
+    io::{self, IsTerminal as _},
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
+
+use anyhow::{Context as _, anyhow};
+use mdgw_status::{
+    control::{Request, ask},
+    snapshot::Snapshot,
+};
+
+use super::{Outcome, print, quantity::parse_duration_ns};
+use crate::top::{self, SortBy, Top};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Keys: q quit, space freeze, s sort, r reverse, / filter, up and down scroll, h help.
+
+A gateway listens where gateway.control_socket says, a replay where `mdgw replay --offline --control SOCKET` does.
+Where standard output is no terminal, one table is printed, as with --once.
+
+Examples:
+  mdgw top
+  mdgw top --socket /tmp/replay --sort lost --filter iex
+  mdgw top --once --json
+  mdgw top --svg top.svg --size 100x30")]
+pub(super) struct Args {
+    /// Control socket of the gateway, or of the replay.
+    #[arg(long, value_name = "SOCKET", default_value = "/run/mdgw/control")]
+    socket: PathBuf,
+    /// Time between two looks; rates are means over it.
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration_ns)]
+    interval: u64,
+    /// Begin sorted by number, name, state, rate, lost, drops or p99.
+    #[arg(long, value_name = "COLUMN", default_value = "number", value_parser = parse_sort)]
+    sort: SortBy,
+    /// Begin with the channels that have this text in name, number or state.
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    filter: String,
+    /// Look twice, print one table, and end.
+    #[arg(long)]
+    once: bool,
+    /// Print one line of JSON instead of a table, and end.
+    #[arg(long)]
+    json: bool,
+    /// Write the screen as a picture, and end.
+    #[arg(long, value_name = "OUT.svg", conflicts_with_all = ["once", "json"])]
+    svg: Option<PathBuf>,
+    /// Columns and rows of the picture.
+    #[arg(long, value_name = "COLUMNSxROWS", default_value = "80x24", requires = "svg")]
+    size: Size,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let mut top = Top::new(args.sort, &args.filter);
+    if !args.once && !args.json && args.svg.is_none() && io::stdout().is_terminal() {
+        return screen::run(args, top);
+    }
+    top.take(look(&args.socket)?);
+    std::thread::sleep(args.interval());
+    top.take(look(&args.socket)?);
+    if let Some(path) = &args.svg {
+        let Size { columns, rows } = args.size;
+        fs::write(path, top::svg(&top, columns, rows)).with_context(|| format!("write {}", path.display()))?;
+    } else if args.json {
+        print(&format!("{}\n", top::json(&top)))?;
+    } else {
+        print(&top::text(&top))?;
+    }
+    Ok(Outcome::Done)
+}
+
+impl Args {
+    fn interval(&self) -> Duration {
+        Duration::from_nanos(self.interval)
+    }
+}
+
+/// How it stands now.
+fn look(socket: &Path) -> anyhow::Result<Snapshot> {
+    let value = ask(socket, &Request::Snapshot {})?;
+    serde_json::from_value(value).map_err(|error| anyhow!("what {} tells is no snapshot: {error}", socket.display()))
+}
+
+/// Of a screen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Size {
+    columns: u16,
+    rows: u16,
+}
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let fits = |text: &str| text.parse().ok().filter(|cells| (1..=CELLS_MAX).contains(cells));
+        let size = text.split_once('x').and_then(|(columns, rows)| Some((fits(columns)?, fits(rows)?)));
+        size.map(|(columns, rows)| Self { columns, rows })
+            .ok_or_else(|| format!("expected columns and rows, such as 100x30, of up to {CELLS_MAX} each"))
+    }
+}
+
+fn parse_sort(text: &str) -> Result<SortBy, String> {
+    SortBy::ALL.into_iter().find(|sort| sort.name() == text).ok_or_else(|| {
+        let known: Vec<&str> = SortBy::ALL.iter().map(|sort| sort.name()).collect();
+        format!("expected one of {}", known.join(", "))
+    })
+}
+
+/// Larger than any screen.
+const CELLS_MAX: u16 = 500;

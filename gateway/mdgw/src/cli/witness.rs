@@ -1,0 +1,239 @@
+//! `mdgw witness`: votes for gateways and publishes nothing.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs,
+    net::{SocketAddrV4, UdpSocket},
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use mdgw_election::{
+    auth::SharedKey,
+    identity::NodeId,
+    quorum::{
+        link::VoteLink,
+        witness::{Witness, WitnessOptions},
+    },
+    timing::{RATE_ERROR_PPM, RATE_ERROR_PPM_MAX},
+};
+use mdgw_runtime::config::{host::try_writing, resolved::LogLevel};
+use serde::Deserialize;
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    flag,
+};
+
+use super::{Outcome, logging, print};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  mdgw witness witness.toml
+  mdgw witness witness.toml --check
+
+The file:
+  node = 3                                # its number among the voters, unlike any gateway's
+  listen = \"10.0.0.3:27500\"
+  # Shared by all; made by (umask 077; openssl rand -hex 32 > FILE).
+  key_file = \"/etc/mdgw/key\"
+  vote_directory = \"/var/lib/mdgw/votes\"  # on a disk that outlives the power
+  [[peer]]                                # each gateway, and each other witness
+  node = 1
+  address = \"10.0.0.1:27500\"
+
+One witness serves all groups of its gateways. It needs no port but this one, and answers nobody without the key.")]
+pub(super) struct Args {
+    /// Its configuration, TOML.
+    #[arg(value_name = "FILE")]
+    config: PathBuf,
+    /// Only say what it would do, or what is wrong.
+    #[arg(long)]
+    check: bool,
+}
+
+pub(super) fn run(args: &Args) -> anyhow::Result<Outcome> {
+    let config = Config::load(&args.config)?;
+    let key = SharedKey::load(&config.key_file)?;
+    if args.check {
+        // Any port: the witness may be running.
+        UdpSocket::bind(SocketAddrV4::new(*config.listen.ip(), 0))
+            .with_context(|| format!("listen on {}", config.listen))?;
+        if let Err((place, error)) = try_writing(&config.vote_directory) {
+            let directory = config.vote_directory.display();
+            return Err(error)
+                .with_context(|| format!("directory {directory} of the votes: write in {}", place.display()));
+        }
+        print(&config.explained())?;
+        return Ok(Outcome::Done);
+    }
+    logging::start(LogLevel::Info);
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        flag::register(signal, Arc::clone(&stop)).context("catch signals")?;
+    }
+    let listen = config.listen;
+    let link = VoteLink::open(listen, NodeId(config.node), key, config.peers())
+        .with_context(|| format!("listen on {listen}"))?;
+    let options = WitnessOptions {
+        node: NodeId(config.node),
+        vote_directory: config.vote_directory.clone(),
+        rate_error_ppm: config.rate_error_ppm,
+        groups_max: config.groups_max,
+    };
+    let witness = Witness::new(link, options).map_err(anyhow::Error::msg)?;
+    tracing::info!(node = config.node, %listen, groups = witness.group_count(), "witness: ready");
+    witness.run(&stop).context("receive")?;
+    Ok(Outcome::Done)
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Config {
+    node: u8,
+    listen: SocketAddrV4,
+    key_file: PathBuf,
+    vote_directory: PathBuf,
+    #[serde(default = "default_rate_error_ppm")]
+    rate_error_ppm: u32,
+    #[serde(default = "default_groups_max")]
+    groups_max: usize,
+    #[serde(default)]
+    peer: Vec<Peer>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Peer {
+    node: u8,
+    address: SocketAddrV4,
+}
+
+fn default_rate_error_ppm() -> u32 {
+    RATE_ERROR_PPM
+}
+
+fn default_groups_max() -> usize {
+    256
+}
+
+impl Config {
+    fn load(path: &Path) -> anyhow::Result<Self> {
+        let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+        Self::parse(&text).with_context(|| format!("configuration {}", path.display()))
+    }
+
+    fn parse(text: &str) -> anyhow::Result<Self> {
+        let config: Self = toml::from_str(text)?;
+        ensure!(config.listen.port() != 0, "listen = {:?}: port must be 1 to 65535", config.listen.to_string());
+        ensure!(
+            config.rate_error_ppm <= RATE_ERROR_PPM_MAX,
+            "rate_error_ppm = {}: must be 0 to {RATE_ERROR_PPM_MAX}",
+            config.rate_error_ppm
+        );
+        ensure!((1..=65_536).contains(&config.groups_max), "groups_max = {}: must be 1 to 65536", config.groups_max);
+        ensure!(!config.peer.is_empty(), "no [[peer]]: a witness votes for gateways, name each with node and address");
+        for (index, peer) in config.peer.iter().enumerate() {
+            let Peer { node, address } = peer;
+            ensure!(
+                *node != config.node,
+                "peer.node = {node}: is the witness's own; every voter has a number of its own"
+            );
+            ensure!(address.port() != 0, "peer.address = \"{address}\": port must be 1 to 65535");
+            if config.peer[..index].iter().any(|other| other.node == *node || other.address == *address) {
+                bail!("peer {node} at {address}: another peer has that number or address");
+            }
+        }
+        Ok(config)
+    }
+
+    fn peers(&self) -> BTreeMap<NodeId, SocketAddrV4> {
+        self.peer.iter().map(|peer| (NodeId(peer.node), peer.address)).collect()
+    }
+
+    fn explained(&self) -> String {
+        let Self { node, listen, key_file, vote_directory, rate_error_ppm, groups_max, peer } = self;
+        let mut text = format!(
+            "witness      node {node} on {listen}, key {}\nvotes        {}, for up to {groups_max} groups\n\
+             clock        rate error up to {rate_error_ppm} ppm\n",
+            key_file.display(),
+            vote_directory.display()
+        );
+        for Peer { node, address } in peer {
+            // Writing to a string can't fail.
+            let _written = writeln!(text, "peer         node {node} at {address}");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+    use mdgw_runtime::config::{Resolved, resolved::Backend};
+
+    use super::*;
+
+    const GOOD: &str = r#"
+node = 3
+listen = "127.0.0.1:27500"
+key_file = "key"
+vote_directory = "votes"
+[[peer]]
+node = 1
+address = "10.0.0.1:27500"
+[[peer]]
+node = 2
+address = "10.0.0.2:27500"
+"#;
+
+    #[test]
+    fn a_sound_configuration_is_explained() {
+        expect![[r"
+            witness      node 3 on 127.0.0.1:27500, key key
+            votes        votes, for up to 256 groups
+            clock        rate error up to 200 ppm
+            peer         node 1 at 10.0.0.1:27500
+            peer         node 2 at 10.0.0.2:27500
+        "]]
+        .assert_eq(&Config::parse(GOOD).unwrap().explained());
+    }
+
+    #[test]
+    fn the_shipped_witness_fits_the_shipped_gateway() {
+        let ops = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops");
+        let witness = Config::load(&ops.join("witness/witness.toml")).unwrap();
+        let gateway = Resolved::load(&ops.join("config/votes.toml")).unwrap();
+        let Backend::Quorum(quorum) = &gateway.election.as_ref().unwrap().backend else { panic!("it elects by votes") };
+        assert_eq!(quorum.voters.get(&NodeId(witness.node)), Some(&witness.listen));
+        let peers = witness.peers();
+        assert_eq!(peers.get(&NodeId(gateway.gateway.node)), Some(&quorum.listen));
+        let other = NodeId(2);
+        assert_eq!(quorum.voters.get(&other), peers.get(&other));
+        assert_eq!(witness.key_file, quorum.key_file);
+    }
+
+    #[test]
+    fn mistakes_are_told_by_key_and_value() {
+        let check = |from: &str, to: &str, expected: &str| {
+            assert!(GOOD.contains(from));
+            let error = format!("{:#}", Config::parse(&GOOD.replacen(from, to, 1)).unwrap_err());
+            assert!(error.contains(expected), "{error}");
+        };
+        check("node = 1", "node = 3", "peer.node = 3: is the witness's own");
+        check("node = 2", "node = 1", "peer 1 at 10.0.0.2:27500: another peer has that number");
+        check("\"127.0.0.1:27500\"", "\"127.0.0.1:0\"", "listen = \"127.0.0.1:0\": port must be 1 to 65535");
+        check("\"127.0.0.1:27500\"", "\"127.0.0.1\"", "listen");
+        check("node = 3", "node = 300", "300");
+        check("key_file", "key", "unknown field `key`");
+        check("node = 3\n", "node = 3\nrate_error_ppm = 99999\n", "rate_error_ppm = 99999: must be 0 to 10000");
+    }
+
+    #[test]
+    fn a_witness_without_gateways_is_refused() {
+        let text = GOOD.split("[[peer]]").next().unwrap();
+        assert!(Config::parse(text).unwrap_err().to_string().contains("[[peer]]"));
+    }
+}

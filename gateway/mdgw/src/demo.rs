@@ -1,0 +1,365 @@
+//! The whole line on one machine: an exchange whose lines lose packets, a gateway, a subscriber, and a check of what
+//! came out against what must.
+
+pub(crate) mod pair;
+
+use std::{
+    fs, io,
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use mdgw_captures::{
+    damage::{LineDamage, Losses},
+    pacer::Pace,
+};
+use mdgw_feeds::{
+    arbiter::ArbiterConfig,
+    channel::ChannelConfig,
+    identity::{Feed, GroupId},
+    time::TradingDate,
+};
+use mdgw_runtime::{
+    config::Resolved,
+    gateway::{Gateway, GatewayReport, Overrides},
+};
+use mdgw_simulator::{
+    exchange::{self, Exchange, ExchangeConfig, ExchangeLine},
+    itch_generator::ItchDay,
+    reference::{self, StreamDigest},
+    source::Played,
+};
+use mdgw_subscriber::{Item, LineAddress, ReceiverConfig, Subscriber, SubscriberConfig};
+use mdgw_sys::{clock::unix_now, sockets::Interface};
+use mdgw_tools::report::{Report, html};
+
+/// What is shown.
+#[derive(Clone, Debug)]
+pub(crate) struct DemoOptions {
+    /// Play this capture instead of a made-up Nasdaq day.
+    pub capture: Option<PathBuf>,
+    /// Trading date; `None`: what the feed tells, or today.
+    pub date: Option<TradingDate>,
+    /// Messages of the made-up day.
+    pub messages: u64,
+    /// Seed of the day and of the damage.
+    pub seed: u64,
+    /// Packets a second.
+    pub rate: f64,
+    /// Chance that a line loses a packet; half of it to be swapped or doubled.
+    pub loss: f64,
+    /// Threads of the gateway's pool.
+    pub threads: usize,
+    /// Backend of its handle set.
+    pub io: String,
+    /// Where the report and the logs go.
+    pub directory: PathBuf,
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DemoProgress {
+    /// Messages received by the subscriber, of those that produce something.
+    pub received: u64,
+    /// Messages it should receive.
+    pub expected: u64,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(crate) struct DemoReport {
+    /// What was played.
+    pub feed: Feed,
+    /// Packets and messages of the feed, each counted once.
+    pub played: (u64, u64),
+    /// What the exchange sent and answered.
+    pub exchange: exchange::Report,
+    /// What the gateway did.
+    pub gateway: GatewayReport,
+    /// What had to come out.
+    pub expected: StreamDigest,
+    /// What came out.
+    pub received: StreamDigest,
+    /// Messages in gaps that the gateway declared.
+    pub gap_messages: u64,
+    /// Messages lost between gateway and subscriber.
+    pub lost_messages: u64,
+    /// The page with the latencies.
+    pub page: PathBuf,
+    /// From the first packet to the last record.
+    pub elapsed: Duration,
+    /// It was interrupted.
+    pub was_stopped: bool,
+}
+
+impl DemoReport {
+    /// Whether everything came out, once, in order, with the right content.
+    #[must_use]
+    pub(crate) fn is_right(&self) -> bool {
+        self.expected == self.received && self.gap_messages == 0 && self.lost_messages == 0
+    }
+}
+
+/// Runs the demonstration; `watch` is told how it goes, and `stop` ends it early.
+///
+/// # Errors
+/// When a part can't be started, or the feed is none that is known.
+pub(crate) fn run(
+    options: &DemoOptions,
+    stop: &AtomicBool,
+    watch: &mut dyn FnMut(DemoProgress),
+) -> anyhow::Result<DemoReport> {
+    let played = match &options.capture {
+        Some(path) => Played::Capture { path: path.clone(), date: options.date },
+        None => Played::Itch(ItchDay {
+            seed: options.seed,
+            message_count: options.messages,
+            stock_count: 1_000,
+            live_orders: 50_000,
+            ..ItchDay::default()
+        }),
+    };
+    let Some(feed) = reference::feed_of(&played)? else { bail!("no packet of the capture is of a known feed") };
+    fs::create_dir_all(&options.directory).with_context(|| format!("make {}", options.directory.display()))?;
+    let scratch = tempfile::tempdir().context("make a scratch directory")?;
+    let places = Places::free().context("find free ports on loopback")?;
+    let text = config_text(options, feed, &places, scratch.path());
+    let config = Resolved::from_text(Path::new("demo.toml"), &text)?;
+
+    // ITCH tells no date, so the day is said to be today; IEX tells its own.
+    let date = options.date.or_else(|| feed.is_by_order().then(|| TradingDate::in_new_york(unix_now())));
+    let (expected, packets, messages) = reference::digest(&played, reference_config(&config, date)?)?;
+    let subscription = Subscription::start(&places)?;
+    let gateway = Gateway::start(&config, Overrides { date, ..Overrides::default() })?;
+    let begun = Instant::now();
+    let exchange = Exchange::start(&exchange_config(options, played, feed, &places))?;
+    let was_stopped = subscription.wait_for(&expected, &exchange, stop, watch);
+    let elapsed = begun.elapsed();
+
+    // A capture that broke off has been played up to there; the summary of a replay tells where.
+    let exchange_report = exchange.report();
+    drop(exchange);
+    let received = subscription.stop()?;
+    let gateway = gateway.stop()?;
+    let page = write_page(options, &gateway)?;
+    Ok(DemoReport {
+        feed,
+        played: (packets, messages),
+        exchange: exchange_report,
+        gateway,
+        expected,
+        received: received.digest,
+        gap_messages: received.gap_messages,
+        lost_messages: received.lost_messages,
+        page,
+        elapsed,
+        was_stopped,
+    })
+}
+
+/// Addresses of one demonstration. Multicast groups of the administratively scoped block, on loopback.
+#[derive(Clone, Copy, Debug)]
+struct Places {
+    line_a: SocketAddrV4,
+    line_b: SocketAddrV4,
+    output: SocketAddrV4,
+    requests: SocketAddrV4,
+    retransmission: SocketAddrV4,
+}
+
+impl Places {
+    /// Ports that nobody has just now; two demonstrations at once don't meet.
+    fn free() -> io::Result<Self> {
+        let probes = [(); 5].map(|()| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)));
+        let mut ports = [0; 5];
+        for (port, probe) in ports.iter_mut().zip(probes) {
+            *port = probe?.local_addr()?.port();
+        }
+        let [a, b, output, requests, retransmission] = ports;
+        Ok(Self {
+            line_a: SocketAddrV4::new(Ipv4Addr::new(239, 255, 86, 1), a),
+            line_b: SocketAddrV4::new(Ipv4Addr::new(239, 255, 86, 2), b),
+            output: SocketAddrV4::new(Ipv4Addr::new(239, 255, 86, 10), output),
+            requests: SocketAddrV4::new(Ipv4Addr::LOCALHOST, requests),
+            retransmission: SocketAddrV4::new(Ipv4Addr::LOCALHOST, retransmission),
+        })
+    }
+}
+
+fn config_text(options: &DemoOptions, feed: Feed, places: &Places, scratch: &Path) -> String {
+    let Places { line_a, line_b, output, requests, retransmission } = places;
+    // On loopback an answer comes within a millisecond or is lost, so there is no need to wait for one that is.
+    let recovery = if feed.is_by_order() {
+        format!("[channel.recovery]\nserver = \"{requests}\"\ntimeout_ms = 4\nattempts_max = 25\n")
+    } else {
+        String::new()
+    };
+    // The exchange shares this machine with everything else, so it may stand still for longer than a venue would. Where
+    // there is nobody to ask, the other copy gets the time that it may take then.
+    let limits = if feed.is_by_order() {
+        "orders_max = 1000000\nlevels_max = 500000\nwindow_packets = 16384\n"
+    } else {
+        "gap_timeout_us = 500000\nwindow_packets = 16384\n"
+    };
+    let state = toml_text(&scratch.join("state.json"));
+    let log = toml_text(&scratch.join("log"));
+    let latency = toml_text(&options.directory);
+    let (threads, io) = (options.threads, &options.io);
+    format!(
+        "[gateway]\nstate_file = {state}\nlog_dir = {log}\nsegment_bytes = 16777216\nretention_bytes = 134217728\n\
+         [[pool]]\nname = \"demo\"\nthreads = {threads}\nio = \"{io}\"\nwait = \"park\"\n\
+         [[channel]]\nid = 1\nname = \"demo\"\nfeed = \"{feed}\"\n{limits}\
+         [[channel.line]]\nname = \"A\"\ngroup = \"{line_a}\"\ninterface = \"127.0.0.1\"\n\
+         [[channel.line]]\nname = \"B\"\ngroup = \"{line_b}\"\ninterface = \"127.0.0.1\"\n\
+         {recovery}\
+         [[output]]\ngroups = [1]\n[[output.line]]\naddress = \"{output}\"\ninterface = \"127.0.0.1\"\nloopback = true\n\
+         [retransmission]\nlisten = \"{retransmission}\"\nallowed = [\"127.0.0.0/8\"]\n\
+         [latency]\ndirectory = {latency}\ninterval_ms = 250\n"
+    )
+}
+
+fn toml_text(path: &Path) -> String {
+    toml::Value::String(path.display().to_string()).to_string()
+}
+
+/// The same channel, on one line that never fails.
+fn reference_config(config: &Resolved, date: Option<TradingDate>) -> anyhow::Result<ChannelConfig> {
+    let mut reference = config.channels.first().context("the demonstration has a channel")?.channel_config();
+    reference.arbiter = ArbiterConfig { lines: 1, ..ArbiterConfig::default() };
+    reference.date = date;
+    Ok(reference)
+}
+
+fn exchange_config(options: &DemoOptions, played: Played, feed: Feed, places: &Places) -> ExchangeConfig {
+    let damage = |skew_ns| LineDamage {
+        loss: options.loss,
+        duplicate: options.loss / 2.0,
+        reorder: options.loss / 2.0,
+        skew_ns,
+    };
+    ExchangeConfig {
+        feed: played,
+        lines: vec![
+            ExchangeLine { destination: places.line_a, damage: damage(0) },
+            ExchangeLine { destination: places.line_b, damage: damage(30_000) },
+        ],
+        // IEX has no request server to ask, so one of its lines always has the packet.
+        losses: if feed.is_by_order() { Losses::Independent } else { Losses::NeverOnAllLines },
+        seed: options.seed,
+        pace: Pace::Rate(options.rate),
+        interface: Some(Interface::LOOPBACK),
+        request_server: feed.is_by_order().then_some(places.requests),
+        answer_loss: options.loss,
+    }
+}
+
+fn write_page(options: &DemoOptions, gateway: &GatewayReport) -> anyhow::Result<PathBuf> {
+    let logs = gateway
+        .latency
+        .logs
+        .iter()
+        .map(|path| fs::read(path).map(|bytes| (path.clone(), bytes)))
+        .collect::<io::Result<Vec<_>>>()
+        .context("read the latency log")?;
+    let mut page = String::new();
+    html::write(&Report::of(&logs, None), &mut page)?;
+    let path = options.directory.join("report.html");
+    fs::write(&path, page).with_context(|| format!("write {}", path.display()))?;
+    Ok(path)
+}
+
+/// The consumer: a subscriber on a thread of its own.
+#[derive(Debug)]
+struct Subscription {
+    shared: Arc<Shared>,
+    thread: std::thread::JoinHandle<anyhow::Result<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    messages: AtomicU64,
+    received: Mutex<Received>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Received {
+    digest: StreamDigest,
+    gap_messages: u64,
+    lost_messages: u64,
+}
+
+/// Nothing new for so long after the exchange has said everything: nothing more will come.
+const SILENCE: Duration = Duration::from_secs(3);
+
+impl Subscription {
+    fn start(places: &Places) -> anyhow::Result<Self> {
+        let mut config = SubscriberConfig::new(vec![LineAddress::new(places.output, Ipv4Addr::LOCALHOST)]);
+        config.services = vec![places.retransmission];
+        config.receiver = ReceiverConfig { group: GroupId(1), ..ReceiverConfig::default() };
+        let mut subscriber = Subscriber::open(config)?;
+        let shared = Arc::new(Shared::default());
+        let of_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("mdgw-subscriber".to_owned()).spawn(move || {
+            let mut received = of_thread.received.lock().unwrap_or_else(PoisonError::into_inner);
+            while !of_thread.stop.load(Ordering::Acquire) {
+                subscriber.poll(Duration::from_millis(20), &mut |output| match output.item {
+                    Item::Session => received.digest.session(output.session),
+                    Item::Message { header, body } => {
+                        received.digest.message(mdgw_feeds::identity::Sequence(header.sequence.get()), body);
+                    }
+                    Item::Gap(gap) => received.gap_messages += gap.count(),
+                    Item::Lost(gap) => received.lost_messages += gap.count(),
+                    Item::Definition { .. } | Item::Snapshot { .. } | Item::State(_) | Item::EndOfSession => {}
+                })?;
+                of_thread.messages.store(received.digest.messages, Ordering::Relaxed);
+            }
+            Ok(())
+        })?;
+        Ok(Self { shared, thread })
+    }
+
+    /// Messages received so far.
+    fn messages(&self) -> u64 {
+        self.shared.messages.load(Ordering::Relaxed)
+    }
+
+    /// Whether it was told to stop.
+    fn wait_for(
+        &self,
+        expected: &StreamDigest,
+        exchange: &Exchange,
+        stop: &AtomicBool,
+        watch: &mut dyn FnMut(DemoProgress),
+    ) -> bool {
+        let mut last = (0, Instant::now());
+        loop {
+            let received = self.shared.messages.load(Ordering::Relaxed);
+            watch(DemoProgress { received, expected: expected.messages });
+            if received != last.0 {
+                last = (received, Instant::now());
+            }
+            let is_over = exchange.is_done() && (received >= expected.messages || last.1.elapsed() > SILENCE);
+            if is_over || stop.load(Ordering::Relaxed) {
+                return stop.load(Ordering::Relaxed);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn stop(self) -> anyhow::Result<Received> {
+        self.shared.stop.store(true, Ordering::Release);
+        match self.thread.join() {
+            Ok(outcome) => outcome?,
+            Err(_) => bail!("the subscriber's thread panicked"),
+        }
+        let received = self.shared.received.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(received.clone())
+    }
+}

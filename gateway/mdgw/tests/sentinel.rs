@@ -1,0 +1,423 @@
+//! The sentinel with real processes: gateways that die in every way, and whoever should hear of it.
+//!
+//! A gateway is played by this program itself, started again for [`the_gateways_part`].
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{Ipv4Addr, UdpSocket},
+    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
+    path::{Path, PathBuf},
+    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio},
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
+
+use mdgw_election::{
+    announcement::Announcement,
+    auth::SharedKey,
+    file::{FileRegister, group_directory},
+    fitness::Fitness,
+    identity::{DeathNotice, Incarnation, Member, NodeId, NodeName},
+    place::RecordPlace,
+    record::{ConfigurationMark, Record},
+    register::{Outcome as RegisterOutcome, Register as _, RegisterEvent, Ticket, Version},
+    sentinel::{
+        Sentinel, Source,
+        charge::{Charge, GroupCharge},
+        forbid_core_dumps,
+        page::Page,
+    },
+};
+use mdgw_feeds::{
+    identity::{Epoch, GroupId},
+    time::MonoNs,
+};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, kill_process_group, setrlimit};
+
+/// No step takes as long on any machine; whatever takes longer hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+const GROUP: GroupId = GroupId(9);
+const EPOCH: Epoch = Epoch(5 << 8 | 3);
+
+/// Where the key lies, and where notices arrive.
+struct Site {
+    directory: tempfile::TempDir,
+    told: UdpSocket,
+    key: SharedKey,
+}
+
+impl Site {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("key");
+        fs::write(&path, "5e".repeat(32)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        let told = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        told.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self { key: SharedKey::load(&path).unwrap(), directory, told }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// The next notice: which incarnation died.
+    fn notice(&self) -> Announcement {
+        let mut bytes = [0; 200];
+        let length = self.told.recv(&mut bytes).expect("a notice arrives");
+        Announcement::open(&bytes[..length], &self.key).expect("signed with the key")
+    }
+
+    /// Notices that have arrived and were not read.
+    fn notices(&self) -> Vec<Announcement> {
+        self.told.set_nonblocking(true).unwrap();
+        let mut bytes = [0; 200];
+        let all = std::iter::from_fn(|| self.told.recv(&mut bytes).ok().map(|length| bytes[..length].to_vec()));
+        let all = all.map(|bytes| Announcement::open(&bytes, &self.key).unwrap()).collect();
+        self.told.set_nonblocking(false).unwrap();
+        all
+    }
+
+    fn gateway(&self, options: Options<'_>) -> Gateway {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["the_gateways_part", "--exact", "--ignored", "--nocapture"]);
+        command.env("TOLD", self.told.local_addr().unwrap().to_string()).env("KEY_FILE", self.path("key"));
+        command.env("INCARNATION", options.incarnation.to_string()).env("RESIDENT_MB", options.resident_mb.to_string());
+        if let Some(limit_ms) = options.hang_limit_ms {
+            command.env("HANG_LIMIT_MS", limit_ms.to_string());
+        }
+        if let Some(records) = options.records {
+            command.env("RECORDS", records);
+        }
+        if let Some(service) = options.service {
+            command.env("SERVICE", service);
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let mut child = command.spawn().unwrap();
+        let mut gateway = Gateway {
+            stdin: child.stdin.take().unwrap(),
+            stdout: BufReader::new(child.stdout.take().unwrap()),
+            stderr: child.stderr.take().unwrap(),
+            child,
+            sentinel: None,
+        };
+        let watched = gateway.answer();
+        let sentinel = watched.strip_prefix("watched by ").unwrap_or_else(|| panic!("{watched}")).parse().ok();
+        gateway.sentinel = sentinel.and_then(Pid::from_raw);
+        gateway
+    }
+}
+
+/// How a gateway is to be.
+#[derive(Clone, Copy, Default)]
+struct Options<'a> {
+    incarnation: u64,
+    resident_mb: usize,
+    hang_limit_ms: Option<u64>,
+    service: Option<&'a Path>,
+    records: Option<&'a Path>,
+}
+
+struct Gateway {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+    stderr: ChildStderr,
+    sentinel: Option<Pid>,
+}
+
+impl Gateway {
+    fn order(&mut self, order: &str) {
+        writeln!(self.stdin, "{order}").unwrap();
+    }
+
+    fn answer(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.stdout.read_line(&mut line).unwrap(), 0, "the gateway has ended");
+            if let Some((_, answer)) = line.split_once("> ") {
+                return answer.trim_end().to_owned();
+            }
+        }
+    }
+
+    fn id(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// What gateway and sentinel said, once both have ended.
+    fn said(&mut self) -> String {
+        let mut text = String::new();
+        self.stderr.read_to_string(&mut text).unwrap();
+        text
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        // One that still watches hears of this and ends; one that was stopped doesn't.
+        if let Some(sentinel) = self.sentinel {
+            let _ = kill_process(sentinel, Signal::CONT);
+        }
+    }
+}
+
+#[test]
+#[ignore = "the gateway's part of the other tests"]
+fn the_gateways_part() {
+    #[allow(clippy::print_stdout, reason = "the protocol of these tests")]
+    let say = |text: String| println!("> {text}");
+    let variable = |name: &str| std::env::var(name).ok();
+    let number = |name: &str| variable(name).and_then(|text| text.parse::<u64>().ok());
+    forbid_core_dumps().unwrap();
+    let page = Arc::new(Page::create().unwrap());
+    let (orders, ordered) = mpsc::channel::<&str>();
+    let (holds, held) = mpsc::channel();
+    let of_election = Arc::clone(&page);
+    let election = thread::spawn(move || {
+        of_election.hold().unwrap();
+        of_election.group(0).open(EPOCH, MonoNs(u64::MAX));
+        holds.send(()).unwrap();
+        loop {
+            of_election.thread(0).works();
+            match ordered.recv_timeout(Duration::from_millis(1)) {
+                Ok("close") => return of_election.close().unwrap(),
+                Ok("end-the-thread") => return,
+                // Lives on, and works no more.
+                Ok("hang") => loop {
+                    thread::park();
+                },
+                Ok(other) => panic!("{other}"),
+                Err(_) => {}
+            }
+        }
+    });
+    held.recv().unwrap();
+    let charge = Charge {
+        member: Member {
+            node: NodeId(3),
+            name: NodeName::new("gw3").unwrap(),
+            incarnation: Incarnation(number("INCARNATION").unwrap()),
+        },
+        groups: vec![GroupCharge { group: GROUP.0, lease_ns: 100_000_000 }],
+        records: variable("RECORDS").map(|path| RecordPlace::File(path.into())),
+        thread_count: 1,
+        told: vec![variable("TOLD").unwrap().parse().unwrap()],
+        key_file: variable("KEY_FILE").unwrap().into(),
+        hang_limit_ns: number("HANG_LIMIT_MS").map(|limit_ms| limit_ms * 1_000_000),
+    };
+    let source = variable("SERVICE").map_or_else(
+        || Source::Start { program: env!("CARGO_BIN_EXE_mdgw").into(), priority: 50 },
+        |path| Source::Service(path.into()),
+    );
+    let resident = vec![1_u8; usize::try_from(number("RESIDENT_MB").unwrap()).unwrap() << 20];
+    let mut sentinel = match Sentinel::start(&source, &charge, &page, None) {
+        Ok(sentinel) => sentinel,
+        Err(error) => return say(error.to_string()),
+    };
+    say(format!("watched by {}", sentinel.process_id().map_or_else(|| "a service".to_owned(), |id| id.to_string())));
+    for order in std::io::stdin().lines().map_while(Result::ok) {
+        match order.as_str() {
+            "abort" => std::process::abort(),
+            "exit" => std::process::exit(resident.first().map_or(1, |byte| i32::from(*byte))),
+            "run-out-of-memory" => run_out_of_memory(),
+            "end-the-thread" => orders.send("end-the-thread").unwrap(),
+            "hang" => orders.send("hang").unwrap(),
+            "close" => {
+                orders.send("close").unwrap();
+                return election.join().unwrap();
+            }
+            "fault" => loop {
+                if let Some(fault) = sentinel.fault() {
+                    break say(fault);
+                }
+                thread::yield_now();
+            },
+            other => panic!("{other}"),
+        }
+    }
+}
+
+/// As a process does that asks for more than there is: the allocator says no, and Rust aborts.
+fn run_out_of_memory() {
+    let little = Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
+    setrlimit(Resource::As, little).unwrap();
+    let much = std::hint::black_box(Vec::<u64>::with_capacity(1 << 30));
+    panic!("there was room for {}", much.capacity());
+}
+
+fn death_of(incarnation: u64) -> Announcement {
+    let notice = DeathNotice { holder: NodeId(3), incarnation: Incarnation(incarnation), epoch: EPOCH };
+    Announcement { group: GROUP, notice }
+}
+
+/// Lets a gateway die and sees to it that everybody hears of it, three times, and of nobody else.
+fn check(options: Options<'_>, die: impl FnOnce(&mut Gateway)) -> String {
+    let site = Site::new();
+    let mut gateway = site.gateway(options);
+    assert_eq!(site.notices(), [], "it lives");
+    die(&mut gateway);
+    assert_eq!([(); 3].map(|()| site.notice()), [death_of(options.incarnation); 3]);
+    let said = gateway.said();
+    assert_eq!(site.notices(), [], "{said}");
+    assert!(!gateway.child.wait().unwrap().success(), "{said}");
+    said
+}
+
+fn with_incarnation(incarnation: u64) -> Options<'static> {
+    Options { incarnation, ..Options::default() }
+}
+
+#[test]
+fn a_killed_gateway_is_announced() {
+    check(with_incarnation(1), |gateway| gateway.child.kill().unwrap());
+}
+
+#[test]
+fn a_large_one_is_announced_before_its_memory_is_gone() {
+    let options = Options { resident_mb: 300, ..with_incarnation(2) };
+    let said = check(options, |gateway| gateway.child.kill().unwrap());
+    assert!(said.contains("cause=Mutex"), "{said}");
+}
+
+#[test]
+fn an_aborted_one_is_announced() {
+    check(with_incarnation(3), |gateway| gateway.order("abort"));
+}
+
+#[test]
+fn one_out_of_memory_is_announced() {
+    check(with_incarnation(4), |gateway| gateway.order("run-out-of-memory"));
+}
+
+#[test]
+fn one_that_leaves_without_a_word_is_announced() {
+    check(with_incarnation(5), |gateway| gateway.order("exit"));
+}
+
+#[test]
+fn one_without_its_election_thread_is_killed_and_announced() {
+    // Its other threads would live for ever.
+    check(with_incarnation(6), |gateway| gateway.order("end-the-thread"));
+}
+
+#[test]
+fn a_signal_for_the_gateways_group_is_none_for_its_sentinel() {
+    check(with_incarnation(7), |gateway| kill_process_group(gateway.id(), Signal::KILL).unwrap());
+}
+
+#[test]
+fn a_stopped_gateway_is_killed_where_there_is_a_limit_and_left_to_the_lease_where_there_is_none() {
+    let limited = Options { hang_limit_ms: Some(50), ..with_incarnation(8) };
+    let unlimited = Site::new();
+    let mut left_alone = unlimited.gateway(with_incarnation(9));
+    kill_process(left_alone.id(), Signal::STOP).unwrap();
+    let said = check(limited, |gateway| kill_process(gateway.id(), Signal::STOP).unwrap());
+    assert!(said.contains("Hang"), "{said}");
+    // Stopped for longer than the other one.
+    assert_eq!(unlimited.notices(), []);
+    kill_process(left_alone.id(), Signal::CONT).unwrap();
+    left_alone.order("close");
+    assert!(left_alone.child.wait().unwrap().success(), "it went on as if nothing had been");
+    assert_eq!(unlimited.notices(), []);
+}
+
+#[test]
+fn a_thread_that_makes_no_progress_is_a_hang() {
+    let limited = Options { hang_limit_ms: Some(50), ..with_incarnation(10) };
+    let said = check(limited, |gateway| gateway.order("hang"));
+    assert!(said.contains("Hang"), "{said}");
+}
+
+#[test]
+fn a_record_that_nobody_took_over_is_marked() {
+    let directory = tempfile::tempdir().unwrap();
+    let (sender, events) = mpsc::channel();
+    let mut register =
+        FileRegister::open(group_directory(directory.path(), GROUP), Arc::new(move |event| drop(sender.send(event))))
+            .unwrap();
+    let answered = || {
+        events.iter().find_map(|event| match event {
+            RegisterEvent::Answer { outcome, .. } => Some(outcome),
+            _ => None,
+        })
+    };
+    let holder = Member { node: NodeId(3), name: NodeName::new("gw3").unwrap(), incarnation: Incarnation(16) };
+    let held = Record {
+        epoch: EPOCH,
+        candidates: [(holder.node, holder.name.clone())].into(),
+        holder: Some(holder),
+        renewal: 4,
+        lease_ns: 100_000_000,
+        fitness: Fitness::default(),
+        heir: None,
+        moves: 0,
+        pinned: false,
+        configuration: ConfigurationMark::default(),
+    };
+    register.compare_and_swap(Ticket(1), Version::NONE, &held);
+    assert!(matches!(answered(), Some(RegisterOutcome::Swapped(_))));
+    let options = Options { records: Some(directory.path()), ..with_incarnation(16) };
+    let said = check(options, |gateway| gateway.child.kill().unwrap());
+    assert!(said.contains("Done"), "{said}");
+    register.read(Ticket(2));
+    let Some(RegisterOutcome::Read(Some(left))) = answered() else { panic!("it holds a record") };
+    assert_eq!(left.record, Record { holder: None, ..held });
+}
+
+#[test]
+fn an_end_in_order_is_no_death() {
+    let site = Site::new();
+    let mut gateway = site.gateway(with_incarnation(11));
+    gateway.order("close");
+    assert!(gateway.child.wait().unwrap().success());
+    let said = gateway.said();
+    assert!(said.contains("ended in order"), "{said}");
+    assert_eq!(site.notices(), []);
+}
+
+#[test]
+fn a_gateway_outlives_its_sentinel_and_is_told() {
+    let site = Site::new();
+    let mut gateway = site.gateway(with_incarnation(12));
+    kill_process(gateway.sentinel.unwrap(), Signal::KILL).unwrap();
+    gateway.order("fault");
+    let fault = gateway.answer();
+    assert!(fault.contains("sentinel"), "{fault}");
+    gateway.order("close");
+    assert!(gateway.child.wait().unwrap().success());
+    assert_eq!(site.notices(), []);
+}
+
+#[test]
+fn a_service_watches_one_gateway_after_the_other_and_several_at_once() {
+    let site = Site::new();
+    let socket = site.path("sentinel.socket");
+    let mut service = Command::new(env!("CARGO_BIN_EXE_mdgw"))
+        .args(["sentinel", "--priority", "0", "--socket"])
+        .arg(&socket)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(service.stderr.take().unwrap()).lines().map_while(Result::ok);
+    said.find(|line| line.contains("ready")).expect("it listens");
+    assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    let options = |incarnation| Options { service: Some(&socket), ..with_incarnation(incarnation) };
+    let mut first = site.gateway(options(13));
+    let mut second = site.gateway(options(14));
+    for (gateway, incarnation) in [(&mut second, 14), (&mut first, 13)] {
+        gateway.child.kill().unwrap();
+        assert_eq!([(); 3].map(|()| site.notice()), [death_of(incarnation); 3]);
+    }
+    assert_eq!(site.notices(), []);
+    let mut third = site.gateway(options(15));
+    third.order("close");
+    said.find(|line| line.contains("ended in order")).expect("the third is watched");
+    assert_eq!(site.notices(), []);
+    service.kill().unwrap();
+    service.wait().unwrap();
+}

@@ -1,0 +1,4 @@
+//! The other gateway of a pair: what is received of its output ([`standby`]), the link to it ([`pair_link`]), copies of its state.
+
+pub mod pair_link;
+pub mod standby;

@@ -1,0 +1,113 @@
+//! One TCP connection around [`LinkStream`]. Nothing here waits.
+
+use std::{
+    io::{self, ErrorKind, Read as _, Write as _},
+    net::{IpAddr, SocketAddrV4, TcpStream},
+};
+
+use mdgw_election::auth::Nonce;
+use mdgw_feeds::time::MonoNs;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::{
+    PairLinkConfig,
+    framing::{LinkFault, LinkStream},
+    message::LinkMessage,
+};
+
+/// One TCP connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) socket: TcpStream,
+    pub(super) stream: LinkStream,
+    /// What the kernel has not taken yet.
+    unsent: Vec<u8>,
+    /// The peer that it was dialled for; `None`: somebody dialled us.
+    pub(super) dialled: Option<usize>,
+    pub(super) has_greeted: bool,
+    /// When something authentic came last, or the connection was made.
+    pub(super) heard_at: MonoNs,
+}
+
+impl Connection {
+    pub(super) fn new(
+        socket: TcpStream,
+        dialled: Option<usize>,
+        config: &PairLinkConfig,
+        now: MonoNs,
+    ) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        socket.set_nodelay(true)?;
+        let stream = LinkStream::new(config.ends.key.clone(), config.node, Nonce::random()?);
+        let unsent = stream.hello().to_vec();
+        Ok(Self { socket, stream, unsent, dialled, has_greeted: false, heard_at: now })
+    }
+
+    /// The other end's.
+    pub(super) fn ip(&self) -> Option<IpAddr> {
+        self.socket.peer_addr().ok().map(|address| address.ip())
+    }
+
+    pub(super) fn tell(&mut self, message: &LinkMessage) -> Result<(), Over> {
+        if let Some(bytes) = self.stream.seal(message) {
+            self.unsent.extend(bytes);
+        }
+        // A peer that doesn't read is as good as gone.
+        if self.unsent.len() > UNSENT_BYTES_MAX { Err(Over::Silent) } else { Ok(()) }
+    }
+
+    /// What the kernel has not taken yet.
+    pub(super) fn unsent_bytes(&self) -> usize {
+        self.unsent.len()
+    }
+
+    pub(super) fn flush(&mut self) -> Result<(), Over> {
+        while !self.unsent.is_empty() {
+            match self.socket.write(&self.unsent) {
+                Ok(0) => return Err(Over::Closed),
+                Ok(count) => _ = self.unsent.drain(..count),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return Err(Over::Closed),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what is there, within a quota.
+    pub(super) fn fill(&mut self) -> Result<(), Over> {
+        let mut bytes = [0; 16 << 10];
+        for _ in 0..READS_PER_TURN {
+            match self.socket.read(&mut bytes) {
+                Ok(0) => return Err(Over::Closed),
+                Ok(count) => self.stream.push(&bytes[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return Err(Over::Closed),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why a connection is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Over {
+    Closed,
+    Silent,
+    Refused(LinkFault),
+}
+
+/// Begins to connect; nothing waits for a host that doesn't answer.
+pub(super) fn connect(address: SocketAddrV4) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    match socket.connect(&address.into()) {
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+        Ok(()) | Err(_) => Ok(socket.into()),
+    }
+}
+
+/// Of one socket, then the others have their turn.
+pub(super) const READS_PER_TURN: usize = 64;
+const UNSENT_BYTES_MAX: usize = 8 << 20;

@@ -1,0 +1,194 @@
+//! A copy over loopback, and what may become of it on the way.
+
+use std::{
+    collections::BTreeMap,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    sync::{Arc, Mutex},
+    thread,
+};
+
+use mdgw_engine::pipeline::{ChannelMessage, PeerGaps};
+use mdgw_feeds::{
+    book::BookLimits,
+    channel::Datagram,
+    frame::{FrameMeta, FrameSink},
+    identity::{ChannelId, Feed, Line, Sequence, Session},
+    time::{MonoNs, UnixNs},
+    transport::moldudp64::PacketWriter,
+};
+use mdgw_simulator::itch_generator::{ItchDay, ItchGenerator};
+
+use super::*;
+use crate::{
+    pair_link::{Channels, PairEnds, PairLink, PairLinkConfig, PairParts, PeerEnd},
+    standby::InputHistory,
+};
+
+const CHANNEL: ChannelId = ChannelId(5);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Nowhere;
+
+impl FrameSink for Nowhere {
+    fn frame(&mut self, _: &FrameMeta, _: u16, _: &[u8]) {}
+    fn settled(&mut self, _: Sequence) {}
+    fn session(&mut self, _: Session, _: Sequence) {}
+    fn end_of_session(&mut self) {}
+}
+
+fn config() -> ChannelConfig {
+    let books = BookLimits { instruments_max: 9_000, orders_max: 20_000, levels_max: 20_000, ..BookLimits::default() };
+    ChannelConfig { books, ..ChannelConfig::new(CHANNEL, Feed::NasdaqItch) }
+}
+
+/// The generator's next messages, each in a packet of its own.
+fn feed(channel: &mut Channel, generator: &mut ItchGenerator, count: u64) {
+    let (mut message, mut packet) = (Vec::new(), Vec::new());
+    for _ in 0..count {
+        let first = Sequence(generator.made() + 1);
+        assert!(generator.next_message(&mut message).is_some());
+        packet.clear();
+        let mut writer = PacketWriter::begin(&mut packet, [b'1'; 10], first, usize::MAX);
+        assert!(writer.push(&message));
+        writer.finish();
+        let datagram = Datagram { line: Line::A, bytes: &packet, ts_recv: UnixNs(1_548_858_600_000_000_000) };
+        channel.accept(datagram, MonoNs(1), &mut Nowhere);
+    }
+}
+
+fn free_address() -> SocketAddrV4 {
+    let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let SocketAddr::V4(address) = socket.local_addr().unwrap() else { unreachable!() };
+    address
+}
+
+fn key() -> SharedKey {
+    SharedKey::new(&[7; 32])
+}
+
+/// A gateway's link, with that channel behind it; more is fed to it with each slice.
+fn giver(listen: SocketAddrV4, channel: &Arc<Mutex<(Channel, ItchGenerator)>>) -> PairLink {
+    let channel = Arc::clone(channel);
+    let channels = Channels::new(move |id, message| {
+        let ChannelMessage::Copy(turn) = message else { return false };
+        let (channel, generator) = &mut *channel.lock().unwrap();
+        if id != CHANNEL {
+            return false;
+        }
+        turn.take(channel);
+        feed(channel, generator, 3);
+        true
+    });
+    let peers = vec![PeerEnd { node: None, address: free_address() }];
+    let ends = PairEnds { listen, peers, key: key(), period_ns: 5_000_000 };
+    let parts = PairParts {
+        board: Arc::default(),
+        epochs: BTreeMap::new(),
+        logs: BTreeMap::new(),
+        peer_gaps: Arc::new(PeerGaps::new(1)),
+        history: Arc::new(InputHistory::new([], 0)),
+        channels,
+    };
+    PairLink::start(PairLinkConfig { node: 2, ends }, parts).unwrap()
+}
+
+#[test]
+fn a_channel_that_goes_on_is_copied_over_a_link_again_and_again() {
+    let day = || {
+        ItchGenerator::new(ItchDay {
+            stock_count: 200,
+            live_orders: 5_000,
+            message_count: 100_000,
+            ..ItchDay::default()
+        })
+    };
+    let mut generator = day();
+    let mut channel = Channel::new(config());
+    feed(&mut channel, &mut generator, 20_000);
+    let channel = Arc::new(Mutex::new((channel, generator)));
+    let listen = free_address();
+    let _link = giver(listen, &channel);
+
+    // One that has another key gets nothing, nor who asks for a channel that isn't there.
+    let refused = take_copy(listen, 1, SharedKey::new(&[8; 32]), config(), PATIENCE);
+    assert!(matches!(refused, Err(CopyError::Io(_) | CopyError::Link(_))), "{refused:?}");
+    for _ in 0..2 {
+        let copied = take_copy(listen, 1, key(), config(), PATIENCE).unwrap();
+        let (_, next) = copied.position().unwrap();
+        assert!(next > Sequence(20_000));
+        let (mut oracle, mut generator) = (Channel::new(config()), day());
+        feed(&mut oracle, &mut generator, next.0 - 1);
+        assert_eq!(copied.orders(&|_| true), oracle.orders(&|_| true), "the state before {}", next.0);
+    }
+}
+
+/// Plays a gateway that is asked for a copy; whoever listens there hears what it says.
+fn impostor(says: Vec<LinkMessage>) -> SocketAddrV4 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let SocketAddr::V4(address) = listener.local_addr().unwrap() else { unreachable!() };
+    thread::spawn(move || {
+        let (mut socket, _) = listener.accept().unwrap();
+        let mut stream = LinkStream::new(key(), 2, Nonce([9; 16]));
+        socket.write_all(&stream.hello()).unwrap();
+        let mut bytes = [0; 1_024];
+        while !matches!(stream.next_message(), Ok(Some(LinkMessage::CopyAsk { channel: CHANNEL }))) {
+            let count = socket.read(&mut bytes).unwrap();
+            stream.push(&bytes[..count]);
+        }
+        for message in says {
+            socket.write_all(&stream.seal(&message).unwrap()).unwrap();
+        }
+        // Then it is gone, but not before it has been heard.
+        let _closed = socket.shutdown(std::net::Shutdown::Write);
+        while socket.read(&mut bytes).is_ok_and(|count| count > 0) {}
+    });
+    address
+}
+
+#[test]
+fn a_giver_that_dies_damages_or_refuses_leaves_nothing_that_would_be_used() {
+    let mut channel = Channel::new(config());
+    let mut generator = ItchGenerator::new(ItchDay { stock_count: 50, live_orders: 500, ..ItchDay::default() });
+    feed(&mut channel, &mut generator, 3_000);
+    assert!(channel.begin_copy(mdgw_feeds::channel::CopyBuffer::new()).is_none());
+    let mut slices = Vec::new();
+    let mut step = mdgw_feeds::channel::CopyStep::More;
+    while step == mdgw_feeds::channel::CopyStep::More {
+        let mut slice = Vec::with_capacity(mdgw_feeds::channel::copy::SLICE_BYTES_MAX);
+        step = channel.copy_slice(&mut slice);
+        if !slice.is_empty() {
+            slices.push(slice);
+        }
+    }
+    let told = |slices: &[Vec<u8>]| -> Vec<LinkMessage> {
+        let numbered = (0..).zip(slices);
+        numbered
+            .map(|(number, bytes)| LinkMessage::CopySlice { channel: CHANNEL, number, bytes: bytes.clone() })
+            .collect()
+    };
+    let end = |slices: usize, checksum: u32, fault| {
+        LinkMessage::CopyEnd(CopyEnd { channel: CHANNEL, fault, slices: u32::try_from(slices).unwrap(), checksum })
+    };
+    let all = slices.iter().fold(0, |checksum, slice| crc32c::crc32c_append(checksum, slice));
+    let whole = [told(&slices), vec![end(slices.len(), all, None)]].concat();
+    let take = |says| take_copy(impostor(says), 1, key(), config(), PATIENCE);
+    let copied = take(whole.clone()).unwrap();
+    assert_eq!(copied.orders(&|_| true), channel.orders(&|_| true), "the control");
+
+    let half = take(whole[..whole.len() / 2].to_vec());
+    assert!(matches!(&half, Err(CopyError::Io(error)) if error.kind() == ErrorKind::UnexpectedEof), "{half:?}");
+    let without_one = take([&whole[..1], &whole[2..]].concat());
+    assert!(matches!(without_one, Err(CopyError::Damaged)));
+    let changed = take([told(&slices), vec![end(slices.len(), all ^ 1, None)]].concat());
+    assert!(matches!(changed, Err(CopyError::Damaged)));
+    let refused = take(vec![end(0, 0, Some(CopyFault::BookTooDeep))]);
+    assert!(matches!(refused, Err(CopyError::Fault(CopyFault::BookTooDeep))));
+    // A stopped program's host still takes connections.
+    let stopped = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let SocketAddr::V4(address) = stopped.local_addr().unwrap() else { unreachable!() };
+    let silent = take_copy(address, 1, key(), config(), Duration::from_millis(50));
+    assert!(matches!(&silent, Err(error @ CopyError::Absent(_)) if !error.passes()), "{silent:?}");
+    assert!(half.is_err_and(|error| error.passes()) && changed.is_err_and(|error| !error.passes()));
+    let early = take(vec![end(0, 0, None)]);
+    assert!(matches!(early, Err(CopyError::Fault(CopyFault::Incomplete))));
+}

@@ -1,0 +1,242 @@
+//! Messages out of a stream of bytes, and into one. No sockets.
+
+use mdgw_election::auth::{Conversation, Nonce, Purpose, SharedKey, TAG_BYTES, Tag, Unauthentic};
+
+use super::message::{BODY_BYTES_MAX, HELLO_BYTES, Hello, LinkMessage, Malformed};
+
+/// One end of a connection: hello first, then sealed messages. A stream that breaks a rule once is not read on.
+#[derive(Debug)]
+pub struct LinkStream {
+    key: SharedKey,
+    ours: Hello,
+    /// What came and has not been read yet.
+    bytes: Vec<u8>,
+    peer: Option<Peer>,
+    has_authentic: bool,
+}
+
+#[derive(Debug)]
+struct Peer {
+    node: u8,
+    stream: Conversation,
+    /// Datagrams have numbers of their own: they may be lost, and overtake.
+    datagrams: Conversation,
+}
+
+/// Why a connection is given up, or a datagram dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LinkFault {
+    /// Bytes that mean nothing.
+    #[error("a message is {0}")]
+    Malformed(#[from] Malformed),
+    /// Bytes that the peer has not written.
+    #[error("a message is {0}")]
+    Unauthentic(#[from] Unauthentic),
+    /// The other end has our number or our nonce: it is this gateway, or configured like it.
+    #[error("the other end has this gateway's own number")]
+    Oneself,
+}
+
+impl LinkStream {
+    /// A connection has been made.
+    #[must_use]
+    pub fn new(key: SharedKey, node: u8, nonce: Nonce) -> Self {
+        Self { key, ours: Hello { node, nonce }, bytes: Vec::new(), peer: None, has_authentic: false }
+    }
+
+    /// The first thing to send.
+    #[must_use]
+    pub fn hello(&self) -> [u8; HELLO_BYTES] {
+        self.ours.to_bytes()
+    }
+
+    /// Bytes have come.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next message, if it is all there.
+    ///
+    /// # Errors
+    /// The connection has to be closed.
+    pub fn next_message(&mut self) -> Result<Option<LinkMessage>, LinkFault> {
+        if self.peer.is_none() {
+            let Some(hello) = self.bytes.first_chunk::<HELLO_BYTES>() else { return Ok(None) };
+            let theirs = Hello::parse(hello)?;
+            self.meet(theirs)?;
+            self.bytes.drain(..HELLO_BYTES);
+        }
+        let Some((length, rest)) = self.bytes.split_first_chunk::<4>() else { return Ok(None) };
+        let length = usize::try_from(u32::from_le_bytes(*length)).unwrap_or(usize::MAX);
+        // Before anything is waited for: a forged length must not make us hold what never comes.
+        if length > SEAL_BYTES + BODY_BYTES_MAX {
+            return Err(Malformed::TooLong.into());
+        }
+        if length <= SEAL_BYTES {
+            return Err(Malformed::Truncated.into());
+        }
+        let Some(sealed) = rest.get(..length) else { return Ok(None) };
+        let Some(peer) = self.peer.as_mut() else { return Ok(None) };
+        let message = open(&mut peer.stream, WAY_STREAM, sealed)?;
+        self.has_authentic = true;
+        self.bytes.drain(..4 + length);
+        Ok(Some(message))
+    }
+
+    /// A datagram has come from the peer's address.
+    ///
+    /// # Errors
+    /// It isn't one of this conversation, or has come before: two of three have.
+    pub fn open_datagram(&mut self, datagram: &[u8]) -> Result<LinkMessage, LinkFault> {
+        let Some(peer) = self.peer.as_mut().filter(|_| self.has_authentic) else {
+            return Err(Unauthentic::Forged.into());
+        };
+        open(&mut peer.datagrams, WAY_DATAGRAM, datagram)
+    }
+
+    /// A message as it goes into the stream; `None` before the other end has said hello.
+    pub fn seal(&mut self, message: &LinkMessage) -> Option<Vec<u8>> {
+        let sealed = seal(&mut self.peer.as_mut()?.stream, WAY_STREAM, message);
+        let length = u32::try_from(sealed.len()).ok()?;
+        Some([&length.to_le_bytes()[..], &sealed].concat())
+    }
+
+    /// A message as a datagram.
+    pub fn seal_datagram(&mut self, message: &LinkMessage) -> Option<Vec<u8>> {
+        Some(seal(&mut self.peer.as_mut()?.datagrams, WAY_DATAGRAM, message))
+    }
+
+    /// Whether the other end has said hello: messages can be sealed from then on.
+    #[must_use]
+    pub fn has_met(&self) -> bool {
+        self.peer.is_some()
+    }
+
+    /// The other end's number, once it has proved that it has the key.
+    #[must_use]
+    pub fn peer_node(&self) -> Option<u8> {
+        self.peer.as_ref().filter(|_| self.has_authentic).map(|peer| peer.node)
+    }
+
+    fn meet(&mut self, theirs: Hello) -> Result<(), LinkFault> {
+        if theirs.node == self.ours.node {
+            return Err(LinkFault::Oneself);
+        }
+        let conversation = || Conversation::new(self.key.clone(), Purpose::PairLink, self.ours.nonce, theirs.nonce);
+        let (Some(stream), Some(datagrams)) = (conversation(), conversation()) else { return Err(LinkFault::Oneself) };
+        self.peer = Some(Peer { node: theirs.node, stream, datagrams });
+        Ok(())
+    }
+}
+
+/// Number and tag.
+const SEAL_BYTES: usize = 8 + TAG_BYTES;
+/// Stands in front of a body under its tag, so that a message of the stream is none as a datagram.
+const WAY_STREAM: u8 = 0;
+const WAY_DATAGRAM: u8 = 1;
+
+fn seal(conversation: &mut Conversation, way: u8, message: &LinkMessage) -> Vec<u8> {
+    let body = message.to_bytes();
+    let (number, tag) = conversation.seal(&[&[way], &body[..]].concat());
+    [&number.to_le_bytes()[..], &tag, &body].concat()
+}
+
+fn open(conversation: &mut Conversation, way: u8, sealed: &[u8]) -> Result<LinkMessage, LinkFault> {
+    let (number, rest) = sealed.split_first_chunk::<8>().ok_or(Malformed::Truncated)?;
+    let (tag, body) = rest.split_first_chunk::<TAG_BYTES>().ok_or(Malformed::Truncated)?;
+    let tag: &Tag = tag;
+    conversation.open(u64::from_le_bytes(*number), &[&[way], body].concat(), tag)?;
+    Ok(LinkMessage::parse(body)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ends() -> [LinkStream; 2] {
+        let key = SharedKey::new(&[1; 32]);
+        let mut ends = [1, 2].map(|node| LinkStream::new(key.clone(), node, Nonce([node; 16])));
+        let hellos = [0, 1].map(|end: usize| ends[end].hello());
+        ends[0].push(&hellos[1]);
+        ends[1].push(&hellos[0]);
+        for end in &mut ends {
+            assert_eq!(end.next_message(), Ok(None));
+        }
+        ends
+    }
+
+    fn message(number: u8) -> LinkMessage {
+        LinkMessage::Election { serial: number.into(), bytes: vec![number; 100] }
+    }
+
+    #[test]
+    fn messages_come_whole_however_the_stream_is_cut() {
+        let [mut a, mut b] = ends();
+        let bytes: Vec<u8> = (0..4).flat_map(|number| a.seal(&message(number)).unwrap()).collect();
+        for piece in [1, 3, 50, 1_000] {
+            let [mut a, mut b] = ends();
+            let bytes: Vec<u8> = (0..4).flat_map(|number| a.seal(&message(number)).unwrap()).collect();
+            let mut came = Vec::new();
+            for piece in bytes.chunks(piece) {
+                b.push(piece);
+                while let Some(message) = b.next_message().unwrap() {
+                    came.push(message);
+                }
+            }
+            assert_eq!(came, [0, 1, 2, 3].map(message));
+            assert_eq!(b.peer_node(), Some(1));
+        }
+        b.push(&bytes);
+        assert_eq!(b.next_message(), Ok(Some(message(0))));
+    }
+
+    #[test]
+    fn whoever_lacks_the_key_is_found_with_the_first_message() {
+        let [mut honest, _] = ends();
+        let mut forger = LinkStream::new(SharedKey::new(&[9; 32]), 2, Nonce([2; 16]));
+        forger.push(&LinkStream::new(SharedKey::new(&[1; 32]), 1, Nonce([1; 16])).hello());
+        assert_eq!(forger.next_message(), Ok(None));
+        honest.push(&forger.seal(&message(1)).unwrap());
+        assert_eq!(honest.next_message(), Err(LinkFault::Unauthentic(Unauthentic::Forged)));
+        assert_eq!(honest.peer_node(), None);
+        let datagram = forger.seal_datagram(&message(1)).unwrap();
+        assert_eq!(honest.open_datagram(&datagram), Err(LinkFault::Unauthentic(Unauthentic::Forged)));
+    }
+
+    #[test]
+    fn a_message_of_the_stream_is_none_as_a_datagram_and_copies_come_once() {
+        let [mut a, mut b] = ends();
+        let sealed = a.seal(&message(1)).unwrap();
+        b.push(&sealed);
+        assert!(b.next_message().unwrap().is_some());
+        assert_eq!(b.open_datagram(&sealed[4..]), Err(LinkFault::Unauthentic(Unauthentic::Forged)));
+        let datagram = a.seal_datagram(&message(2)).unwrap();
+        assert_eq!(b.open_datagram(&datagram), Ok(message(2)));
+        assert_eq!(b.open_datagram(&datagram), Err(LinkFault::Unauthentic(Unauthentic::Replayed)));
+        for length in 0..datagram.len() {
+            assert!(b.open_datagram(&datagram[..length]).is_err());
+        }
+        b.push(&sealed);
+        assert_eq!(b.next_message(), Err(LinkFault::Unauthentic(Unauthentic::Replayed)));
+    }
+
+    #[test]
+    fn lengths_that_cannot_be_end_the_connection_at_once() {
+        for length in [0_u32, 40, u32::MAX, 70_000] {
+            let [_, mut b] = ends();
+            b.push(&length.to_le_bytes());
+            assert!(b.next_message().is_err(), "{length}");
+        }
+    }
+
+    #[test]
+    fn a_gateway_does_not_talk_to_itself() {
+        let key = SharedKey::new(&[1; 32]);
+        let mut end = LinkStream::new(key.clone(), 1, Nonce([1; 16]));
+        end.push(&LinkStream::new(key.clone(), 1, Nonce([2; 16])).hello());
+        assert_eq!(end.next_message(), Err(LinkFault::Oneself));
+        let mut end = LinkStream::new(key.clone(), 1, Nonce([1; 16]));
+        end.push(&LinkStream::new(key, 2, Nonce([1; 16])).hello());
+        assert_eq!(end.next_message(), Err(LinkFault::Oneself));
+    }
+}

@@ -1,0 +1,610 @@
+//! What two gateways tell each other, as bytes. No sockets.
+//!
+//! ```text
+//!  hello    | MDGWPAIR | version u16 | node u8 | zero u8 | nonce 16 |            once, in the clear, first on a connection
+//!  message  | length u32 | number u64 | tag 32 | kind u8 | fields … |            tag: over both nonces, number, way and body
+//!  datagram |             number u64 | tag 32 | kind u8 | fields … |            promises and deaths again, three times
+//! ```
+//! Little-endian. Whatever comes is hostile: each length is checked, each list has a bound, and what has bytes left over at
+//! its end is refused.
+
+use mdgw_election::auth::Nonce;
+use mdgw_feeds::{
+    channel::CopyFault,
+    identity::{ChannelId, Epoch, GroupId, Sequence, Session},
+    published::position::StreamPosition,
+};
+
+use crate::standby::{HistoryExtent, windows::WindowHash};
+
+/// One message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkMessage {
+    /// Where each channel stands, every renewal period.
+    Positions(Vec<ChannelPositions>),
+    /// The election's own, as it writes them.
+    Election {
+        /// It comes by more than one way; taken once.
+        serial: u64,
+        /// As the election writes it.
+        bytes: Vec<u8>,
+    },
+    /// A process has ended, as the election writes it.
+    Death {
+        /// It comes by more than one way; taken once.
+        serial: u64,
+        /// As the election writes it.
+        bytes: Vec<u8>,
+    },
+    /// Input that neither line has brought: do you have it?
+    GapAsk(InputRange),
+    /// A datagram of the venue's that holds some of what was asked for.
+    GapPacket {
+        /// The channel.
+        channel: ChannelId,
+        /// UDP payload, as the venue sent it.
+        bytes: Vec<u8>,
+    },
+    /// The answer's end: all that there was has been sent.
+    GapEnd(InputRange),
+    /// What a window of a channel's messages hashes to.
+    WindowHash(WindowHash),
+    /// The messages of a window whose hashes differ, each with a hash of its own.
+    WindowContent(WindowContent),
+    /// One message that differs, as the sender has it.
+    Record {
+        /// The channel.
+        channel: ChannelId,
+        /// The numbering.
+        session: Session,
+        /// The message.
+        sequence: Sequence,
+        /// Its records; empty: it produced nothing.
+        records: Vec<u8>,
+    },
+    /// The state of that channel is wanted. First on a connection of its own.
+    CopyAsk {
+        /// The channel.
+        channel: ChannelId,
+    },
+    /// Some of it, as the channel wrote it.
+    CopySlice {
+        /// The channel.
+        channel: ChannelId,
+        /// Slices before this one.
+        number: u32,
+        /// See [`mdgw_feeds::channel::copy`].
+        bytes: Vec<u8>,
+    },
+    /// The copy's end.
+    CopyEnd(CopyEnd),
+    /// Hand leadership of that group over to me, if it is yours.
+    LeadAsk {
+        /// The group.
+        group: GroupId,
+    },
+}
+
+/// How a copy ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyEnd {
+    /// The channel.
+    pub channel: ChannelId,
+    /// Why there is none; `None`: that was all of it.
+    pub fault: Option<CopyFault>,
+    /// Slices that were sent.
+    pub slices: u32,
+    /// CRC-32C of all their bytes.
+    pub checksum: u32,
+}
+
+/// Where a channel of the sender stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChannelPositions {
+    /// The channel.
+    pub channel: ChannelId,
+    /// How far its own log has come.
+    pub ready: Option<StreamPosition>,
+    /// How far it has published, if it leads.
+    pub published: Option<StreamPosition>,
+    /// Where the last packet ended that it heard of the other's output: the echo.
+    pub heard: Option<StreamPosition>,
+    /// It hears its own probes on the group: what it doesn't hear isn't there.
+    pub hears_probe: bool,
+    /// Under which epoch; of `published`, if there is one.
+    pub epoch: Epoch,
+    /// Number of its [`ChannelState`](mdgw_feeds::channel::ChannelState).
+    pub state: u8,
+    /// What it can give of the input of the present numbering.
+    pub kept: Option<KeptInput>,
+}
+
+/// What a gateway has kept of a channel's input for the other one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeptInput {
+    /// First sequence.
+    pub from: Sequence,
+    /// From there, the first sequence that is missing.
+    pub until: Sequence,
+    /// First sequence behind all of it.
+    pub next: Sequence,
+}
+
+impl From<HistoryExtent> for KeptInput {
+    fn from(extent: HistoryExtent) -> Self {
+        Self { from: extent.from, until: extent.until, next: extent.next }
+    }
+}
+
+/// Input sequences `[first, next)` of a channel, never empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct InputRange {
+    /// The channel.
+    pub channel: ChannelId,
+    /// The numbering.
+    pub session: Session,
+    /// First sequence.
+    pub first: Sequence,
+    /// First sequence after it.
+    pub next: Sequence,
+}
+
+/// A window's messages with their hashes, ascending.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WindowContent {
+    /// The channel.
+    pub channel: ChannelId,
+    /// The numbering.
+    pub session: Session,
+    /// First sequence of the window.
+    pub first: Sequence,
+    /// Sequence and hash of each message.
+    pub messages: Vec<(Sequence, u64)>,
+}
+
+/// The first thing on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// The sender's number.
+    pub node: u8,
+    /// Drawn for this connection.
+    pub nonce: Nonce,
+}
+
+/// Why bytes are refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// They end before the message does.
+    #[error("cut short")]
+    Truncated,
+    /// They go on behind it.
+    #[error("longer than its fields")]
+    TooLong,
+    /// A kind, version or magic that isn't known.
+    #[error("unknown kind or version")]
+    Unknown,
+    /// A value that can't be.
+    #[error("a field that cannot be")]
+    Field,
+}
+
+/// Bytes of a [`Hello`].
+pub const HELLO_BYTES: usize = 28;
+/// Longest body of a message.
+pub const BODY_BYTES_MAX: usize = 64 << 10;
+/// Most channels in one message.
+const CHANNELS_MAX: usize = 256;
+/// Most messages in a [`WindowContent`].
+pub const WINDOW_MESSAGES_MAX: usize = 1_024;
+/// Longest thing that is handed on as it is.
+pub const CARRIED_BYTES_MAX: usize = 48 << 10;
+const _: () = assert!(mdgw_feeds::channel::copy::SLICE_BYTES_MAX <= CARRIED_BYTES_MAX);
+
+impl Hello {
+    /// As bytes.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; HELLO_BYTES] {
+        let mut bytes = [0; HELLO_BYTES];
+        bytes[..8].copy_from_slice(MAGIC);
+        bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[10] = self.node;
+        bytes[12..].copy_from_slice(&self.nonce.0);
+        bytes
+    }
+
+    /// From bytes.
+    ///
+    /// # Errors
+    /// [`Malformed`].
+    pub fn parse(bytes: &[u8; HELLO_BYTES]) -> Result<Self, Malformed> {
+        let mut rest = Fields(bytes);
+        if rest.array::<8>()? != *MAGIC || rest.u16()? != VERSION {
+            return Err(Malformed::Unknown);
+        }
+        let node = rest.u8()?;
+        if rest.u8()? != 0 {
+            return Err(Malformed::Field);
+        }
+        Ok(Self { node, nonce: Nonce(rest.array()?) })
+    }
+}
+
+const MAGIC: &[u8; 8] = b"MDGWPAIR";
+const VERSION: u16 = 4;
+
+impl LinkMessage {
+    /// Its body, kind first. What is beyond a bound is left out: senders keep to them.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = vec![self.kind()];
+        match self {
+            Self::Positions(channels) => {
+                let channels = &channels[..channels.len().min(CHANNELS_MAX)];
+                out.extend(u16::try_from(channels.len()).unwrap_or(u16::MAX).to_le_bytes());
+                channels.iter().for_each(|channel| channel.write(&mut out));
+            }
+            Self::Election { serial, bytes } | Self::Death { serial, bytes } => {
+                out.extend(serial.to_le_bytes());
+                out.extend_from_slice(carried(bytes));
+            }
+            Self::GapAsk(range) | Self::GapEnd(range) => range.write(&mut out),
+            Self::GapPacket { channel, bytes } => {
+                out.extend(channel.0.to_le_bytes());
+                out.extend_from_slice(carried(bytes));
+            }
+            Self::WindowHash(window) => {
+                write_name(&mut out, window.channel, window.session, window.first);
+                out.extend(window.messages.to_le_bytes());
+                out.extend(window.hash);
+            }
+            Self::WindowContent(window) => {
+                write_name(&mut out, window.channel, window.session, window.first);
+                for (sequence, hash) in window.messages.iter().take(WINDOW_MESSAGES_MAX) {
+                    out.extend(sequence.0.to_le_bytes());
+                    out.extend(hash.to_le_bytes());
+                }
+            }
+            Self::Record { channel, session, sequence, records } => {
+                write_name(&mut out, *channel, *session, *sequence);
+                out.extend_from_slice(carried(records));
+            }
+            Self::CopyAsk { channel } => out.extend(channel.0.to_le_bytes()),
+            Self::CopySlice { channel, number, bytes } => {
+                out.extend(channel.0.to_le_bytes());
+                out.extend(number.to_le_bytes());
+                out.extend_from_slice(carried(bytes));
+            }
+            Self::CopyEnd(CopyEnd { channel, fault, slices, checksum }) => {
+                out.extend(channel.0.to_le_bytes());
+                out.push(fault.map_or(0, |fault| 1 + fault as u8));
+                out.extend(slices.to_le_bytes());
+                out.extend(checksum.to_le_bytes());
+            }
+            Self::LeadAsk { group } => out.extend(group.0.to_le_bytes()),
+        }
+        out
+    }
+
+    /// From a body.
+    ///
+    /// # Errors
+    /// [`Malformed`].
+    pub fn parse(body: &[u8]) -> Result<Self, Malformed> {
+        let mut rest = Fields(body);
+        let message = match rest.u8()? {
+            0 => {
+                let count = usize::from(rest.u16()?);
+                if count > CHANNELS_MAX {
+                    return Err(Malformed::Field);
+                }
+                Self::Positions((0..count).map(|_| ChannelPositions::read(&mut rest)).collect::<Result<_, _>>()?)
+            }
+            1 => Self::Election { serial: rest.u64()?, bytes: rest.carried()? },
+            2 => Self::Death { serial: rest.u64()?, bytes: rest.carried()? },
+            3 => Self::GapAsk(InputRange::read(&mut rest)?),
+            4 => Self::GapPacket { channel: ChannelId(rest.u16()?), bytes: rest.carried()? },
+            5 => Self::GapEnd(InputRange::read(&mut rest)?),
+            6 => {
+                let (channel, session, first) = rest.name()?;
+                Self::WindowHash(WindowHash { channel, session, first, messages: rest.u32()?, hash: rest.array()? })
+            }
+            7 => {
+                let (channel, session, first) = rest.name()?;
+                let count = rest.0.len() / 16;
+                if count > WINDOW_MESSAGES_MAX {
+                    return Err(Malformed::Field);
+                }
+                let messages: Vec<_> =
+                    (0..count).map(|_| Ok((Sequence(rest.u64()?), rest.u64()?))).collect::<Result<_, Malformed>>()?;
+                if !messages.is_sorted_by(|a, b| a.0 < b.0) {
+                    return Err(Malformed::Field);
+                }
+                Self::WindowContent(WindowContent { channel, session, first, messages })
+            }
+            8 => {
+                let (channel, session, sequence) = rest.name()?;
+                Self::Record { channel, session, sequence, records: rest.carried()? }
+            }
+            9 => Self::CopyAsk { channel: ChannelId(rest.u16()?) },
+            10 => Self::CopySlice { channel: ChannelId(rest.u16()?), number: rest.u32()?, bytes: rest.carried()? },
+            11 => {
+                let channel = ChannelId(rest.u16()?);
+                let fault = match usize::from(rest.u8()?).checked_sub(1) {
+                    None => None,
+                    Some(number) => Some(*CopyFault::ALL.get(number).ok_or(Malformed::Field)?),
+                };
+                Self::CopyEnd(CopyEnd { channel, fault, slices: rest.u32()?, checksum: rest.u32()? })
+            }
+            12 => Self::LeadAsk { group: GroupId(rest.u16()?) },
+            _ => return Err(Malformed::Unknown),
+        };
+        if rest.0.is_empty() { Ok(message) } else { Err(Malformed::TooLong) }
+    }
+
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Positions(_) => 0,
+            Self::Election { .. } => 1,
+            Self::Death { .. } => 2,
+            Self::GapAsk(_) => 3,
+            Self::GapPacket { .. } => 4,
+            Self::GapEnd(_) => 5,
+            Self::WindowHash(_) => 6,
+            Self::WindowContent(_) => 7,
+            Self::Record { .. } => 8,
+            Self::CopyAsk { .. } => 9,
+            Self::CopySlice { .. } => 10,
+            Self::CopyEnd(_) => 11,
+            Self::LeadAsk { .. } => 12,
+        }
+    }
+}
+
+impl ChannelPositions {
+    fn write(&self, out: &mut Vec<u8>) {
+        out.extend(self.channel.0.to_le_bytes());
+        let positions = [self.ready, self.published, self.heard];
+        let present = positions.iter().rev().fold(0_u8, |bits, position| bits << 1 | u8::from(position.is_some()));
+        let present = present | u8::from(self.hears_probe) << 3 | u8::from(self.kept.is_some()) << 4;
+        out.extend([present, self.state]);
+        out.extend(self.epoch.0.to_le_bytes());
+        for word in positions.into_iter().flatten().flat_map(StreamPosition::to_words) {
+            out.extend(word.to_le_bytes());
+        }
+        for sequence in self.kept.iter().flat_map(|kept| [kept.from, kept.until, kept.next]) {
+            out.extend(sequence.0.to_le_bytes());
+        }
+    }
+
+    fn read(rest: &mut Fields<'_>) -> Result<Self, Malformed> {
+        let channel = ChannelId(rest.u16()?);
+        let (present, state, epoch) = (rest.u8()?, rest.u8()?, Epoch(rest.u64()?));
+        if present > 0b1_1111 {
+            return Err(Malformed::Field);
+        }
+        let mut position = |bit: u8| -> Result<Option<StreamPosition>, Malformed> {
+            if present >> bit & 1 == 0 {
+                return Ok(None);
+            }
+            let words = [rest.u64()?, rest.u64()?, rest.u64()?];
+            StreamPosition::from_words(words).map(Some).ok_or(Malformed::Field)
+        };
+        let (ready, published, heard) = (position(0)?, position(1)?, position(2)?);
+        let hears_probe = present >> 3 & 1 == 1;
+        let kept = if present >> 4 & 1 == 1 {
+            let kept = KeptInput { from: rest.sequence()?, until: rest.sequence()?, next: rest.sequence()? };
+            if kept.from > kept.until || kept.until > kept.next {
+                return Err(Malformed::Field);
+            }
+            Some(kept)
+        } else {
+            None
+        };
+        Ok(Self { channel, ready, published, heard, hears_probe, epoch, state, kept })
+    }
+}
+
+impl InputRange {
+    fn write(&self, out: &mut Vec<u8>) {
+        write_name(out, self.channel, self.session, self.first);
+        out.extend(self.next.0.to_le_bytes());
+    }
+
+    fn read(rest: &mut Fields<'_>) -> Result<Self, Malformed> {
+        let (channel, session, first) = rest.name()?;
+        let next = Sequence(rest.u64()?);
+        if first >= next { Err(Malformed::Field) } else { Ok(Self { channel, session, first, next }) }
+    }
+}
+
+fn write_name(out: &mut Vec<u8>, channel: ChannelId, session: Session, sequence: Sequence) {
+    out.extend(channel.0.to_le_bytes());
+    out.extend(session.to_bytes());
+    out.extend(sequence.0.to_le_bytes());
+}
+
+fn carried(bytes: &[u8]) -> &[u8] {
+    &bytes[..bytes.len().min(CARRIED_BYTES_MAX)]
+}
+
+/// Bytes that are taken from the front.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (front, rest) = self.0.split_first_chunk().ok_or(Malformed::Truncated)?;
+        self.0 = rest;
+        Ok(*front)
+    }
+
+    fn u8(&mut self) -> Result<u8, Malformed> {
+        self.array().map(u8::from_le_bytes)
+    }
+
+    fn u16(&mut self) -> Result<u16, Malformed> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, Malformed> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, Malformed> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn name(&mut self) -> Result<(ChannelId, Session, Sequence), Malformed> {
+        let channel = ChannelId(self.u16()?);
+        let session = Session::from_bytes(self.array()?).ok_or(Malformed::Field)?;
+        Ok((channel, session, Sequence(self.u64()?)))
+    }
+
+    fn sequence(&mut self) -> Result<Sequence, Malformed> {
+        self.u64().map(Sequence)
+    }
+
+    /// All that is left.
+    fn carried(&mut self) -> Result<Vec<u8>, Malformed> {
+        let bytes = std::mem::take(&mut self.0);
+        if bytes.len() > CARRIED_BYTES_MAX { Err(Malformed::Field) } else { Ok(bytes.to_vec()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mdgw_feeds::{channel::copy::SLICE_BYTES_MAX, identity::Feed, time::TradingDate};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn session() -> Session {
+        Session { feed: Feed::IexTops, date: TradingDate::from_yyyymmdd(20_230_822).unwrap(), restart: 4 }
+    }
+
+    fn samples() -> Vec<LinkMessage> {
+        let at = |sequence, part| Some(StreamPosition { session: session(), sequence: Sequence(sequence), part });
+        let positions = [
+            ChannelPositions { channel: ChannelId(7), ..ChannelPositions::default() },
+            ChannelPositions {
+                channel: ChannelId(8),
+                ready: at(9, 0),
+                published: None,
+                heard: at(8, 2),
+                hears_probe: true,
+                epoch: Epoch(77),
+                state: 1,
+                kept: Some(KeptInput { from: Sequence(1), until: Sequence(8), next: Sequence(9) }),
+            },
+            ChannelPositions { channel: ChannelId(9), ready: at(1, 0), published: at(1, 0), ..Default::default() },
+        ];
+        let (channel, session, first) = (ChannelId(3), session(), Sequence(5));
+        let range = InputRange { channel, session, first, next: Sequence(6) };
+        vec![
+            LinkMessage::Positions(positions.to_vec()),
+            LinkMessage::Positions(Vec::new()),
+            LinkMessage::Election { serial: 5, bytes: b"{}".to_vec() },
+            LinkMessage::Death { serial: 6, bytes: vec![0; CARRIED_BYTES_MAX] },
+            LinkMessage::GapAsk(range),
+            LinkMessage::GapPacket { channel, bytes: vec![1; 1_400] },
+            LinkMessage::GapEnd(range),
+            LinkMessage::WindowHash(WindowHash { channel, session, first, messages: 3, hash: [7; 16] }),
+            LinkMessage::WindowContent(WindowContent {
+                channel,
+                session,
+                first,
+                messages: vec![(Sequence(5), 1), (Sequence(7), 2)],
+            }),
+            LinkMessage::Record { channel, session, sequence: first, records: vec![9; 80] },
+            LinkMessage::CopyAsk { channel },
+            LinkMessage::CopySlice { channel, number: 7, bytes: vec![3; SLICE_BYTES_MAX] },
+            LinkMessage::CopyEnd(CopyEnd { channel, fault: None, slices: 8, checksum: 9 }),
+            LinkMessage::CopyEnd(CopyEnd { channel, fault: Some(CopyFault::Incomplete), slices: 0, checksum: 0 }),
+            LinkMessage::LeadAsk { group: GroupId(259) },
+        ]
+    }
+
+    #[test]
+    fn messages_survive_the_wire_within_the_longest_body() {
+        for message in samples() {
+            let bytes = message.to_bytes();
+            assert!(bytes.len() <= BODY_BYTES_MAX);
+            assert_eq!(LinkMessage::parse(&bytes), Ok(message));
+        }
+        let longest = (0..2_000).map(|sequence| (Sequence(sequence), 0)).collect();
+        let content =
+            WindowContent { channel: ChannelId(1), session: session(), first: Sequence(0), messages: longest };
+        let LinkMessage::WindowContent(cut) =
+            LinkMessage::parse(&LinkMessage::WindowContent(content).to_bytes()).unwrap()
+        else {
+            panic!("another message")
+        };
+        assert_eq!(cut.messages.len(), WINDOW_MESSAGES_MAX);
+    }
+
+    #[test]
+    fn what_is_cut_short_or_too_long_is_never_taken_for_the_same() {
+        for message in samples() {
+            let bytes = message.to_bytes();
+            for length in 0..bytes.len().min(300) {
+                assert_ne!(LinkMessage::parse(&bytes[..length]), Ok(message.clone()));
+            }
+            let longer = [&bytes[..], &[0]].concat();
+            assert_ne!(LinkMessage::parse(&longer), Ok(message));
+        }
+    }
+
+    #[test]
+    fn ranges_lists_and_kinds_that_cannot_be_are_refused() {
+        let range = InputRange { channel: ChannelId(3), session: session(), first: Sequence(5), next: Sequence(6) };
+        let mut bytes = LinkMessage::GapAsk(range).to_bytes();
+        bytes[27] = 5;
+        assert_eq!(LinkMessage::parse(&bytes), Err(Malformed::Field), "an empty range");
+        bytes[3] = 99;
+        assert_eq!(LinkMessage::parse(&bytes), Err(Malformed::Field), "no session");
+        assert_eq!(LinkMessage::parse(&[200]), Err(Malformed::Unknown));
+        assert_eq!(LinkMessage::parse(&[]), Err(Malformed::Truncated));
+        assert_eq!(LinkMessage::parse(&[0, 255, 255]), Err(Malformed::Field), "more channels than there are");
+        let bytes = [&[1][..], &vec![0; 8 + CARRIED_BYTES_MAX + 1]].concat();
+        assert_eq!(LinkMessage::parse(&bytes), Err(Malformed::Field));
+        let descending = WindowContent {
+            channel: ChannelId(1),
+            session: session(),
+            first: Sequence(1),
+            messages: vec![(Sequence(2), 0), (Sequence(2), 0)],
+        };
+        let bytes = LinkMessage::WindowContent(descending).to_bytes();
+        assert_eq!(LinkMessage::parse(&bytes), Err(Malformed::Field));
+    }
+
+    #[test]
+    fn a_hello_of_another_version_is_refused() {
+        let hello = Hello { node: 4, nonce: Nonce([5; 16]) };
+        assert_eq!(Hello::parse(&hello.to_bytes()), Ok(hello));
+        for (index, error) in [(0, Malformed::Unknown), (8, Malformed::Unknown), (11, Malformed::Field)] {
+            let mut bytes = hello.to_bytes();
+            bytes[index] ^= 1;
+            assert_eq!(Hello::parse(&bytes), Err(error));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_refused_or_mean_exactly_what_is_written_again(
+            kind in 0_u8..14,
+            bytes in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let body = [&[kind][..], &bytes].concat();
+            if let Ok(message) = LinkMessage::parse(&body) {
+                prop_assert_eq!(message.to_bytes(), body);
+            }
+        }
+
+        #[test]
+        fn damaged_messages_never_panic(which in 0_usize..15, index in 0_usize..200, byte in any::<u8>()) {
+            let mut bytes = samples()[which].to_bytes();
+            let index = index % bytes.len();
+            bytes[index] = byte;
+            let _any = LinkMessage::parse(&bytes);
+        }
+    }
+}

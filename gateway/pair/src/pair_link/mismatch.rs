@@ -1,0 +1,314 @@
+//! Do both gateways make the same of the same input? Windows are compared by hash; of one that differs, the messages; of the
+//! first message that differs, both records are shown.
+//!
+//! ```text
+//!   window hash ──equal──▶ counted
+//!       └─different─▶ content of the window ──▶ first message that differs ──▶ both records
+//! ```
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    path::PathBuf,
+};
+
+use mdgw_feeds::{
+    frame::{FrameFlags, FrameKind},
+    identity::{ChannelId, Sequence, Session},
+    published::packet::Frames,
+};
+use mdgw_publog::{LogError, Reader};
+
+use super::message::{LinkMessage, WINDOW_MESSAGES_MAX, WindowContent};
+use crate::standby::windows::{WINDOW_SEQUENCES, WindowHash, message_hash};
+
+/// A message of which the two gateways have made different records.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// The channel.
+    pub channel: ChannelId,
+    /// The numbering.
+    pub session: Session,
+    /// The message.
+    pub sequence: Sequence,
+    /// What this gateway made of it; empty: nothing.
+    pub ours: Vec<u8>,
+    /// What the peer made of it.
+    pub theirs: Vec<u8>,
+}
+
+/// Compares both gateways' windows. Reads the own log only for a window that differs.
+#[derive(Debug)]
+pub struct MismatchWatch {
+    logs: BTreeMap<ChannelId, PathBuf>,
+    ours: VecDeque<WindowHash>,
+    theirs: VecDeque<WindowHash>,
+    /// Windows found to differ, so that each is followed up once.
+    asked: VecDeque<(ChannelId, Session, Sequence)>,
+}
+
+/// What a window came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Compared {
+    /// The other half has not come yet.
+    Waiting,
+    /// Alike.
+    Equal,
+    /// Not alike: the peer is sent what this gateway has.
+    Different(LinkMessage),
+}
+
+impl MismatchWatch {
+    /// Of channels with their logs' directories.
+    #[must_use]
+    pub fn new(logs: BTreeMap<ChannelId, PathBuf>) -> Self {
+        Self { logs, ours: VecDeque::new(), theirs: VecDeque::new(), asked: VecDeque::new() }
+    }
+
+    /// A window of the own log is complete.
+    ///
+    /// # Errors
+    /// When the log of a window that differs can't be read.
+    pub fn accept_ours(&mut self, window: WindowHash) -> Result<Compared, LogError> {
+        let other = take(&mut self.theirs, &window);
+        if other.is_none() {
+            keep(&mut self.ours, window);
+        }
+        self.compare(&window, other)
+    }
+
+    /// The peer has told a window.
+    ///
+    /// # Errors
+    /// When the log of a window that differs can't be read.
+    pub fn accept_theirs(&mut self, window: WindowHash) -> Result<Compared, LogError> {
+        let other = take(&mut self.ours, &window);
+        if other.is_none() {
+            keep(&mut self.theirs, window);
+        }
+        self.compare(&window, other)
+    }
+
+    /// The peer has told the messages of a window that differs: the first of them that does, as this gateway has it.
+    ///
+    /// # Errors
+    /// When the log can't be read.
+    pub fn accept_content(&self, theirs: &WindowContent) -> Result<Option<LinkMessage>, LogError> {
+        let WindowContent { channel, session, first, messages } = theirs;
+        let ours = self.content(*channel, *session, *first)?;
+        let theirs: BTreeMap<_, _> = messages.iter().copied().collect();
+        let hashes: BTreeMap<_, _> =
+            ours.iter().map(|(sequence, records)| (*sequence, message_hash(records))).collect();
+        let all = hashes.keys().chain(theirs.keys()).copied();
+        let Some(sequence) = all.filter(|sequence| hashes.get(sequence) != theirs.get(sequence)).min() else {
+            return Ok(None);
+        };
+        let records = ours.get(&sequence).cloned().unwrap_or_default();
+        Ok(Some(LinkMessage::Record { channel: *channel, session: *session, sequence, records }))
+    }
+
+    /// The peer has told its records of a message that differs.
+    ///
+    /// # Errors
+    /// When the log can't be read.
+    pub fn accept_record(
+        &self,
+        channel: ChannelId,
+        session: Session,
+        sequence: Sequence,
+        theirs: Vec<u8>,
+    ) -> Result<Option<Mismatch>, LogError> {
+        let window = Sequence(sequence.0 - sequence.0 % WINDOW_SEQUENCES);
+        let ours = self.content(channel, session, window)?.remove(&sequence).unwrap_or_default();
+        Ok((ours != theirs).then_some(Mismatch { channel, session, sequence, ours, theirs }))
+    }
+
+    fn compare(&mut self, window: &WindowHash, other: Option<WindowHash>) -> Result<Compared, LogError> {
+        let Some(other) = other else { return Ok(Compared::Waiting) };
+        if (window.messages, window.hash) == (other.messages, other.hash) {
+            return Ok(Compared::Equal);
+        }
+        let WindowHash { channel, session, first, .. } = *window;
+        if self.asked.contains(&(channel, session, first)) {
+            return Ok(Compared::Waiting);
+        }
+        self.asked.push_back((channel, session, first));
+        if self.asked.len() > WINDOWS_MAX {
+            self.asked.pop_front();
+        }
+        let content = self.content(channel, session, first)?;
+        let messages = content.iter().map(|(sequence, records)| (*sequence, message_hash(records)));
+        let messages = messages.take(WINDOW_MESSAGES_MAX).collect();
+        Ok(Compared::Different(LinkMessage::WindowContent(WindowContent { channel, session, first, messages })))
+    }
+
+    /// The messages of a window with their records, as the own log has them; nothing for a channel that isn't ours.
+    fn content(
+        &self,
+        channel: ChannelId,
+        session: Session,
+        first: Sequence,
+    ) -> Result<BTreeMap<Sequence, Vec<u8>>, LogError> {
+        let mut content: BTreeMap<Sequence, Vec<u8>> = BTreeMap::new();
+        let Some(directory) = self.logs.get(&channel) else { return Ok(content) };
+        let mut reader = Reader::open(directory, channel.0)?;
+        // The first part of a message may stand in an entry that settles only what came before it.
+        reader.seek(session.to_bytes(), first.0.saturating_sub(1))?;
+        let end = first.plus(WINDOW_SEQUENCES);
+        while let Some(entry) = reader.next().filter(|entry| entry.first < end.0) {
+            if entry.session != session.to_bytes() {
+                break;
+            }
+            for (header, body) in Frames::of_body(entry.payload) {
+                let sequence = Sequence(header.sequence.get());
+                let is_late = FrameFlags(header.flags).contains(FrameFlags::LATE_FILL);
+                if header.kind == FrameKind::Message as u8 && !is_late && (first..end).contains(&sequence) {
+                    content.entry(sequence).or_default().extend_from_slice(body);
+                }
+            }
+        }
+        Ok(content)
+    }
+}
+
+fn is_same(a: &WindowHash, b: &WindowHash) -> bool {
+    (a.channel, a.session, a.first) == (b.channel, b.session, b.first)
+}
+
+fn take(windows: &mut VecDeque<WindowHash>, window: &WindowHash) -> Option<WindowHash> {
+    let index = windows.iter().position(|other| is_same(other, window))?;
+    windows.remove(index)
+}
+
+/// The oldest gives way: one gateway may have windows that the other leaves out.
+fn keep(windows: &mut VecDeque<WindowHash>, window: WindowHash) {
+    if windows.len() == WINDOWS_MAX {
+        windows.pop_front();
+    }
+    windows.push_back(window);
+}
+
+/// Some ten seconds of a busy channel, by which one gateway may be behind the other.
+const WINDOWS_MAX: usize = 512;
+
+#[cfg(test)]
+mod tests {
+    use mdgw_engine::publish::LogSink;
+    use mdgw_feeds::{
+        frame::{FrameMeta, FrameSink},
+        identity::Feed,
+        time::{TradingDate, UnixNs},
+    };
+    use mdgw_publog::{LogOptions, Opened};
+
+    use super::*;
+    use crate::standby::windows::{Passed, WindowHasher};
+
+    const CHANNEL: ChannelId = ChannelId(3);
+
+    fn session() -> Session {
+        Session { feed: Feed::IexTops, date: TradingDate::from_yyyymmdd(20_230_822).unwrap(), restart: 0 }
+    }
+
+    /// One gateway's log, and its watch.
+    struct Gateway {
+        _directory: tempfile::TempDir,
+        windows: Vec<WindowHash>,
+        watch: MismatchWatch,
+    }
+
+    impl Gateway {
+        /// Messages 1 to 3,000, some of them changed (`None`: nothing was made of them).
+        fn new(changed: &[(u64, Option<u8>)]) -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let options = LogOptions { segment_bytes: 1 << 20, ..LogOptions::new(directory.path(), CHANNEL.0) };
+            let Opened { writer, .. } = mdgw_publog::open(options, 1).unwrap();
+            let mut log = LogSink::new(writer);
+            log.begin(UnixNs(1));
+            log.session(session(), Sequence(1));
+            for sequence in 1..3_001 {
+                let change = changed.iter().find(|(changed, _)| *changed == sequence);
+                let Some(byte) = change.map_or(Some(0), |(_, byte)| *byte) else {
+                    log.settled(Sequence(sequence + 1));
+                    continue;
+                };
+                let meta = FrameMeta {
+                    sequence: Sequence(sequence),
+                    next: Sequence(sequence + 1),
+                    kind: FrameKind::Message,
+                    flags: FrameFlags::default(),
+                    ts_recv: 5,
+                    ts_in_delta_ns: 0,
+                };
+                let mut record = [byte; 80];
+                record[0] = 20;
+                log.frame(&meta, 1, &record);
+            }
+            log.flush();
+            let mut reader = Reader::open(directory.path(), CHANNEL.0).unwrap();
+            let mut hasher = WindowHasher::new(CHANNEL);
+            let mut windows = Vec::new();
+            while let Some(entry) = reader.next() {
+                for (header, body) in Frames::of_body(entry.payload) {
+                    hasher.pass(session(), Passed::Frame(header, body), &mut |window| windows.push(window));
+                }
+            }
+            let watch = MismatchWatch::new([(CHANNEL, directory.path().to_owned())].into());
+            Self { _directory: directory, windows, watch }
+        }
+    }
+
+    /// Both tell each other everything; what either finds.
+    fn talk(mut a: Gateway, mut b: Gateway) -> (usize, Vec<Mismatch>) {
+        let (mut equal, mut found) = (0, Vec::new());
+        for (window_a, window_b) in a.windows.clone().into_iter().zip(b.windows.clone()) {
+            assert_eq!(a.watch.accept_ours(window_a).unwrap(), Compared::Waiting);
+            assert_eq!(b.watch.accept_theirs(window_a).unwrap(), Compared::Waiting);
+            let _told_the_other_way = b.watch.accept_ours(window_b).unwrap();
+            match a.watch.accept_theirs(window_b).unwrap() {
+                Compared::Equal => equal += 1,
+                Compared::Waiting => panic!("both halves are there"),
+                Compared::Different(message) => {
+                    let LinkMessage::WindowContent(content) = LinkMessage::parse(&message.to_bytes()).unwrap() else {
+                        panic!("{message:?}")
+                    };
+                    let record = b.watch.accept_content(&content).unwrap();
+                    let Some(LinkMessage::Record { channel, session, sequence, records }) = record else {
+                        panic!("{record:?}")
+                    };
+                    found.extend(a.watch.accept_record(channel, session, sequence, records).unwrap());
+                }
+            }
+        }
+        (equal, found)
+    }
+
+    #[test]
+    fn equal_logs_have_equal_windows() {
+        assert_eq!(talk(Gateway::new(&[]), Gateway::new(&[])), (1, Vec::new()));
+    }
+
+    #[test]
+    fn the_first_message_that_differs_is_shown_with_both_records() {
+        let changed = [(1_500, Some(9)), (1_600, Some(9))];
+        let (equal, found) = talk(Gateway::new(&[]), Gateway::new(&changed));
+        assert_eq!((equal, found.len()), (0, 1));
+        assert_eq!((found[0].sequence, found[0].ours[1], found[0].theirs[1]), (Sequence(1_500), 0, 9));
+        let (_, found) = talk(Gateway::new(&[]), Gateway::new(&[(1_100, None)]));
+        assert_eq!((found[0].sequence, found[0].ours.len(), found[0].theirs.len()), (Sequence(1_100), 80, 0));
+        let (_, found) = talk(Gateway::new(&[(2_047, None)]), Gateway::new(&[]));
+        assert_eq!((found[0].sequence, found[0].ours.len(), found[0].theirs.len()), (Sequence(2_047), 0, 80));
+    }
+
+    #[test]
+    fn what_the_peer_asks_of_strange_channels_finds_nothing() {
+        let gateway = Gateway::new(&[]);
+        let strange = WindowContent {
+            channel: ChannelId(99),
+            session: session(),
+            first: Sequence(u64::MAX),
+            messages: vec![(Sequence(u64::MAX), 1)],
+        };
+        let answer = gateway.watch.accept_content(&strange).unwrap();
+        assert!(matches!(answer, Some(LinkMessage::Record { records, .. }) if records.is_empty()));
+    }
+}

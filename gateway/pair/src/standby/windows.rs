@@ -1,0 +1,298 @@
+//! What a channel's messages hash to, window by window: two gateways of one input must get the same.
+//!
+//! A window is a fixed multiple of sequences, so both gateways cut alike without talking. Left out are windows that a gap
+//! touches, in which a book was in doubt, or whose beginning was not seen: there the two may differ.
+
+use mdgw_feeds::{
+    frame::{FrameFlags, FrameHeader, FrameKind, GapBody},
+    identity::{ChannelId, Sequence, Session},
+};
+use sha2::{Digest as _, Sha256};
+use zerocopy::FromBytes as _;
+
+/// Names and contents of a window of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowHash {
+    /// The channel.
+    pub channel: ChannelId,
+    /// The numbering.
+    pub session: Session,
+    /// First sequence of the window.
+    pub first: Sequence,
+    /// Messages in it that produced records.
+    pub messages: u32,
+    /// Hash of all of it.
+    pub hash: [u8; 16],
+}
+
+/// Hashes one channel's frames, as they lie in its log.
+#[derive(Debug)]
+pub struct WindowHasher {
+    channel: ChannelId,
+    window: Option<Window>,
+    /// Where the last declared gap ends.
+    gap_until: Sequence,
+}
+
+#[derive(Debug)]
+struct Window {
+    session: Session,
+    first: Sequence,
+    hash: Sha256,
+    messages: u32,
+    /// From its beginning, without a gap or a doubt.
+    is_sound: bool,
+}
+
+/// One frame of an entry, or the end of the entry's range.
+#[derive(Clone, Copy, Debug)]
+pub enum Passed<'a> {
+    /// A frame.
+    Frame(&'a FrameHeader, &'a [u8]),
+    /// Everything before it is settled.
+    Settled(Sequence),
+}
+
+impl WindowHasher {
+    /// Of that channel; nothing seen yet.
+    #[must_use]
+    pub fn new(channel: ChannelId) -> Self {
+        Self { channel, window: None, gap_until: Sequence(0) }
+    }
+
+    /// The stream goes on. The windows that are complete with it go to `done`.
+    pub fn pass(&mut self, session: Session, passed: Passed<'_>, done: &mut impl FnMut(WindowHash)) {
+        if self.window.as_ref().is_none_or(|window| window.session != session) {
+            // A numbering begins; its first window is sound if it is seen from message 1 on.
+            let begins_at = match passed {
+                Passed::Frame(header, _) => Sequence(header.sequence.get()),
+                Passed::Settled(_) => Sequence(u64::MAX),
+            };
+            let is_sound = self.window.is_some() && begins_at.0 <= 1;
+            // What lies before the first that is seen, somebody else has.
+            let first = match passed {
+                _ if is_sound => Sequence(0),
+                Passed::Frame(header, _) => window_of(Sequence(header.sequence.get())),
+                Passed::Settled(next) => window_of(next),
+            };
+            self.window = Some(Window::begin(session, first, is_sound));
+            self.gap_until = Sequence(0);
+        }
+        match passed {
+            Passed::Frame(header, body) => {
+                let sequence = Sequence(header.sequence.get());
+                self.go_to(sequence, done);
+                if let Ok(gap) = GapBody::ref_from_bytes(body)
+                    && header.kind == FrameKind::Gap as u8
+                {
+                    self.gap_until = self.gap_until.max(Sequence(gap.next.get()));
+                }
+                if let Some(window) = self.window.as_mut() {
+                    window.take(header, body);
+                }
+            }
+            Passed::Settled(next) => self.go_to(next, done),
+        }
+    }
+
+    /// Ends the windows that lie before `next`.
+    fn go_to(&mut self, next: Sequence, done: &mut impl FnMut(WindowHash)) {
+        let last = window_of(next);
+        let Some(mut window) = self.window.take() else { return };
+        for _ in 0..SILENT_WINDOWS_MAX {
+            if window.first >= last {
+                break;
+            }
+            let (session, first) = (window.session, window.first.plus(WINDOW_SEQUENCES));
+            let ended = std::mem::replace(&mut window, Window::begin(session, first, first >= self.gap_until));
+            if ended.is_sound {
+                done(ended.finish(self.channel));
+            }
+        }
+        if window.first < last {
+            window = Window::begin(window.session, last, false);
+        }
+        self.window = Some(window);
+    }
+}
+
+impl Window {
+    fn begin(session: Session, first: Sequence, is_sound: bool) -> Self {
+        Self { session, first, hash: Sha256::new(), messages: 0, is_sound }
+    }
+
+    fn finish(self, channel: ChannelId) -> WindowHash {
+        let Self { session, first, hash, messages, .. } = self;
+        let hash = hash.finalize().first_chunk().copied().unwrap_or_default();
+        WindowHash { channel, session, first, messages, hash }
+    }
+
+    fn take(&mut self, header: &FrameHeader, body: &[u8]) {
+        let flags = FrameFlags(header.flags);
+        match FrameKind::from_number(header.kind) {
+            Some(FrameKind::Message) => {
+                self.is_sound &= !flags.contains(FrameFlags::SUSPECT);
+                // Each part by itself would hash a cut differently; the whole message is its name, then its records.
+                if flags.contains(FrameFlags::FIRST_PART) {
+                    self.hash.update(header.sequence.get().to_le_bytes());
+                    self.messages += 1;
+                }
+                self.hash.update(body);
+            }
+            Some(FrameKind::Gap) => self.is_sound = false,
+            Some(FrameKind::Snapshot | FrameKind::State) | None => {}
+        }
+    }
+}
+
+/// Where the window begins that holds a sequence.
+fn window_of(sequence: Sequence) -> Sequence {
+    Sequence(sequence.0 - sequence.0 % WINDOW_SEQUENCES)
+}
+
+/// Hash of one message's records, to find the first that differs.
+#[must_use]
+pub fn message_hash(records: &[u8]) -> u64 {
+    Sha256::digest(records).first_chunk().copied().map_or(0, u64::from_le_bytes)
+}
+
+/// Sequences of a window: the hashes of both gateways meet some twenty times a second on a busy channel.
+pub const WINDOW_SEQUENCES: u64 = 1_024;
+/// After a longer silence the windows begin anew.
+const SILENT_WINDOWS_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use mdgw_feeds::{identity::Feed, time::TradingDate};
+    use zerocopy::little_endian::{I32, U16, U32, U64};
+
+    use super::*;
+
+    fn session(restart: u32) -> Session {
+        Session { feed: Feed::IexTops, date: TradingDate::from_yyyymmdd(20_230_822).unwrap(), restart }
+    }
+
+    const WHOLE: FrameFlags = FrameFlags(3);
+
+    struct World {
+        hasher: WindowHasher,
+        done: Vec<(u32, u64, u32, [u8; 16])>,
+        session: Session,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let mut world = Self { hasher: WindowHasher::new(ChannelId(1)), done: Vec::new(), session: session(0) };
+            // A session before, so that the first one's beginning is seen.
+            world.frame(1, FrameKind::Message, WHOLE, &[]);
+            world.session = session(1);
+            world
+        }
+
+        fn frame(&mut self, sequence: u64, kind: FrameKind, flags: FrameFlags, body: &[u8]) {
+            let header = FrameHeader {
+                sequence: U64::new(sequence),
+                // Local to each gateway.
+                ts_recv: U64::new(sequence * 77),
+                ts_in_delta_ns: I32::ZERO,
+                body_bytes: U16::ZERO,
+                record_count: U16::ZERO,
+                kind: kind as u8,
+                flags: flags.0,
+                part: U16::ZERO,
+                reserved: U32::ZERO,
+            };
+            let done = &mut self.done;
+            self.hasher.pass(self.session, Passed::Frame(&header, body), &mut |window| {
+                done.push((window.session.restart, window.first.0, window.messages, window.hash));
+            });
+        }
+
+        fn settled(&mut self, next: u64) {
+            let done = &mut self.done;
+            self.hasher.pass(self.session, Passed::Settled(Sequence(next)), &mut |window| {
+                done.push((window.session.restart, window.first.0, window.messages, window.hash));
+            });
+        }
+
+        fn messages(&mut self, range: std::ops::Range<u64>) {
+            for sequence in range {
+                self.frame(sequence, FrameKind::Message, WHOLE, &sequence.to_le_bytes());
+            }
+        }
+
+        fn windows(&self) -> Vec<(u32, u64, u32)> {
+            self.done.iter().map(|(restart, first, messages, _)| (*restart, *first, *messages)).collect()
+        }
+    }
+
+    #[test]
+    fn windows_are_the_same_however_messages_are_cut_and_whatever_is_silent() {
+        let mut whole = World::new();
+        whole.messages(1..1_000);
+        whole.frame(1_000, FrameKind::Message, WHOLE, b"abcdef");
+        whole.settled(2_060);
+        let mut cut = World::new();
+        cut.messages(1..1_000);
+        cut.settled(900);
+        cut.frame(1_000, FrameKind::Message, FrameFlags::FIRST_PART, b"abc");
+        cut.frame(1_000, FrameKind::State, WHOLE, b"local");
+        cut.frame(1_000, FrameKind::Message, FrameFlags::LAST_PART, b"def");
+        cut.settled(1_500);
+        cut.messages(2_048..2_049);
+        assert_eq!(whole.windows(), [(1, 0, 1_000), (1, 1_024, 0)]);
+        assert_eq!(whole.done, cut.done);
+    }
+
+    #[test]
+    fn a_changed_missing_or_additional_message_changes_the_hash() {
+        let hash = |spoil: fn(&mut World)| {
+            let mut world = World::new();
+            world.messages(1..500);
+            spoil(&mut world);
+            world.settled(1_024);
+            assert_eq!(world.done.len(), 1);
+            world.done[0].3
+        };
+        let right = hash(|world| world.messages(500..501));
+        assert_ne!(right, hash(|_| {}));
+        assert_ne!(right, hash(|world| world.messages(501..502)));
+        assert_ne!(right, hash(|world| world.frame(500, FrameKind::Message, WHOLE, b"other")));
+    }
+
+    #[test]
+    fn windows_that_a_gap_or_a_doubt_touches_are_left_out() {
+        let mut world = World::new();
+        world.messages(1..100);
+        let gap = GapBody { first: U64::new(100), next: U64::new(1_100) };
+        world.frame(100, FrameKind::Gap, WHOLE, zerocopy::IntoBytes::as_bytes(&gap));
+        // The gap reached into the second one; what comes after is sound again.
+        world.settled(1_100);
+        world.messages(2_048..2_050);
+        world.frame(3_072, FrameKind::Message, WHOLE.with(FrameFlags::SUSPECT), &[]);
+        world.messages(4_096..4_097);
+        world.messages(5_120..5_121);
+        assert_eq!(world.windows(), [(1, 2_048, 2), (1, 4_096, 1)]);
+    }
+
+    #[test]
+    fn whoever_begins_late_says_nothing_of_the_windows_before() {
+        let mut world = World { hasher: WindowHasher::new(ChannelId(1)), done: Vec::new(), session: session(0) };
+        world.messages(30_000..30_722);
+        assert_eq!(world.windows(), [(0, 0, 0); 0]);
+        world.messages(30_722..31_800);
+        assert_eq!(world.windows(), [(0, 30_720, 1_024)]);
+    }
+
+    #[test]
+    fn whoever_begins_inside_of_a_window_leaves_it_out() {
+        let mut world = World { hasher: WindowHasher::new(ChannelId(1)), done: Vec::new(), session: session(0) };
+        world.messages(700..1_030);
+        world.settled(2_048);
+        assert_eq!(world.windows(), [(0, 1_024, 6)]);
+        world.session = session(1);
+        world.messages(5..6);
+        world.settled(1_024);
+        assert_eq!(world.windows().len(), 1, "a numbering that was not seen from its beginning");
+    }
+}

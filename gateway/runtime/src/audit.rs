@@ -1,0 +1,293 @@
+//! Who led when, and what each change cost: an append-only file of JSON lines, each on disk before the next.
+//!
+//! A thread of its own writes: whoever notes something puts it into a bounded queue and goes on. A full or broken disk
+//! loses nothing that fits the memory for it, is counted and told, and never holds up anybody.
+//!
+//! What a line says stands in [`entry`]; how a file survives crashes in [`file`](mod@file).
+
+pub mod entry;
+pub mod file;
+
+use std::{
+    collections::VecDeque,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{JoinHandle, Thread},
+    time::Duration,
+};
+
+use crossbeam_queue::ArrayQueue;
+use mdgw_election::{
+    core::{CloseReason, ConnectionState},
+    identity::NodeId,
+    latch::Listener,
+};
+use mdgw_feeds::identity::{Epoch, GroupId};
+use mdgw_sys::clock::unix_now;
+
+use self::{
+    entry::{Change, Draft},
+    file::{AuditError, AuditFile},
+};
+
+/// The running audit. What was noted is written to its end when it is dropped, as far as the disk takes it.
+#[derive(Debug)]
+pub struct Audit {
+    notes: AuditNotes,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Takes notes for the audit; for any thread that may allocate.
+#[derive(Clone, Debug)]
+pub struct AuditNotes {
+    shared: Arc<Shared>,
+    thread: Thread,
+}
+
+/// What became of the notes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AuditCounts {
+    /// On disk.
+    pub written: u64,
+    /// Tries that the disk refused; each is made again.
+    pub failures: u64,
+    /// Given up for want of memory while the disk refused.
+    pub lost: u64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    queue: ArrayQueue<Draft>,
+    stop: AtomicBool,
+    written: AtomicU64,
+    failures: AtomicU64,
+    lost: AtomicU64,
+}
+
+impl Audit {
+    /// Opens the file and starts the thread that writes it.
+    ///
+    /// # Errors
+    /// When the file can't be opened, or another process writes it.
+    pub fn start(path: impl Into<PathBuf>) -> Result<Self, AuditError> {
+        let (file, recovered) = AuditFile::open(path)?;
+        if recovered.torn_bytes > 0 || recovered.damaged_lines > 0 {
+            tracing::warn!(?recovered, path = %file.path().display(), "the audit was not closed in order");
+        }
+        Self::with_file(file)
+    }
+
+    fn with_file(file: AuditFile) -> Result<Self, AuditError> {
+        let shared = Arc::new(Shared {
+            queue: ArrayQueue::new(QUEUE_LENGTH),
+            stop: AtomicBool::new(false),
+            written: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+        });
+        let path = file.path().to_owned();
+        let of_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("mdgw-audit".to_owned())
+            .spawn(move || Writer { file, backlog: VecDeque::new(), is_failing: false }.run(&of_thread))
+            .map_err(|source| AuditError::Io { act: "start the thread of", path, source })?;
+        let notes = AuditNotes { shared, thread: thread.thread().clone() };
+        Ok(Self { notes, thread: Some(thread) })
+    }
+
+    /// Where to note things.
+    #[must_use]
+    pub fn notes(&self) -> &AuditNotes {
+        &self.notes
+    }
+
+    /// Writes what was noted and ends.
+    #[must_use]
+    pub fn stop(mut self) -> AuditCounts {
+        self.end();
+        self.notes.counts()
+    }
+
+    fn end(&mut self) {
+        self.notes.shared.stop.store(true, Ordering::Release);
+        self.notes.thread.unpark();
+        if let Some(thread) = self.thread.take() {
+            // A panic of its own was told by the panic hook; there is nothing left to write.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Audit {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl AuditNotes {
+    /// Notes what has just happened. Never waits.
+    pub fn note(&self, group: GroupId, node: NodeId, epoch: Epoch, change: Change) {
+        let draft = Draft { time: unix_now(), group, node, epoch, change };
+        if self.shared.queue.push(draft).is_err() {
+            self.shared.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        self.thread.unpark();
+    }
+
+    /// What became of the notes so far.
+    #[must_use]
+    pub fn counts(&self) -> AuditCounts {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Shared { written, failures, lost, .. } = &*self.shared;
+        AuditCounts { written: get(written), failures: get(failures), lost: get(lost) }
+    }
+}
+
+/// Notes what an election tells its listeners.
+#[derive(Clone, Debug)]
+pub struct AuditListener {
+    /// Where to.
+    pub notes: AuditNotes,
+    /// Of which group.
+    pub group: GroupId,
+    /// At which gateway.
+    pub node: NodeId,
+}
+
+impl Listener for AuditListener {
+    fn gained(&self, epoch: Epoch) {
+        self.notes.note(self.group, self.node, epoch, Change::Gained);
+    }
+
+    fn lost(&self, epoch: Epoch, reason: CloseReason) {
+        self.notes.note(self.group, self.node, epoch, Change::Lost { reason: entry::reason_name(reason).into() });
+    }
+
+    fn connection(&self, epoch: Epoch, state: ConnectionState) {
+        self.notes.note(self.group, self.node, epoch, Change::Connection { state: entry::state_name(state).into() });
+    }
+}
+
+/// The thread's own.
+#[derive(Debug)]
+struct Writer {
+    file: AuditFile,
+    /// What the disk has refused so far, oldest first.
+    backlog: VecDeque<Draft>,
+    is_failing: bool,
+}
+
+impl Writer {
+    fn run(mut self, shared: &Shared) {
+        loop {
+            // Asked before the queue is emptied, so that what was noted before the end is written.
+            let is_last = shared.stop.load(Ordering::Acquire);
+            while let Some(draft) = shared.queue.pop() {
+                if self.backlog.len() == BACKLOG_LENGTH {
+                    self.backlog.pop_front();
+                    shared.lost.fetch_add(1, Ordering::Relaxed);
+                }
+                self.backlog.push_back(draft);
+            }
+            self.write(shared);
+            if is_last {
+                shared.lost.fetch_add(self.backlog.len() as u64, Ordering::Relaxed);
+                return;
+            }
+            if self.backlog.is_empty() {
+                std::thread::park();
+            } else {
+                std::thread::park_timeout(RETRY);
+            }
+        }
+    }
+
+    fn write(&mut self, shared: &Shared) {
+        while let Some(draft) = self.backlog.front() {
+            match self.file.append(draft) {
+                Ok(()) => {
+                    self.backlog.pop_front();
+                    shared.written.fetch_add(1, Ordering::Relaxed);
+                    if std::mem::take(&mut self.is_failing) {
+                        tracing::info!(path = %self.file.path().display(), "the audit is written again");
+                    }
+                }
+                Err(error) => {
+                    shared.failures.fetch_add(1, Ordering::Relaxed);
+                    if !std::mem::replace(&mut self.is_failing, true) {
+                        tracing::error!(alarm = "audit-failing", %error, "changes of leadership are kept in memory");
+                    }
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// A hand-over notes a handful of lines; nobody changes leaders a hundred times a second.
+const QUEUE_LENGTH: usize = 256;
+/// What is kept while the disk refuses: a day of changes, some megabytes at most.
+const BACKLOG_LENGTH: usize = 4_096;
+/// Between two tries.
+const RETRY: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::audit::file::History;
+
+    fn note(audit: &Audit, count: u64) {
+        audit.notes().note(GroupId(1), NodeId(3), Epoch::new(count, 3), Change::Gained);
+    }
+
+    #[test]
+    fn what_was_noted_is_on_disk_in_order_when_it_stops() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let audit = Audit::start(&path).unwrap();
+        (1..=20).for_each(|count| note(&audit, count));
+        assert_eq!(audit.stop(), AuditCounts { written: 20, failures: 0, lost: 0 });
+        let history = History::read(&path).unwrap();
+        assert_eq!(history.entries.iter().map(|entry| entry.number).collect::<Vec<_>>(), (1..=20).collect::<Vec<_>>());
+        assert_eq!(history.entries[4].epoch_count, 5);
+    }
+
+    #[test]
+    fn a_full_disk_is_counted_and_holds_up_nobody() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let audit = Audit::with_file(AuditFile::on(full, "/dev/full".into(), 0, 0)).unwrap();
+        note(&audit, 1);
+        while audit.notes().counts().failures == 0 {
+            std::thread::yield_now();
+        }
+        (0..2 * BACKLOG_LENGTH as u64).for_each(|count| note(&audit, count));
+        let counts = audit.stop();
+        assert_eq!(counts.written, 0);
+        assert_eq!(counts.lost, 1 + 2 * BACKLOG_LENGTH as u64, "all of it, at the end");
+        assert!(counts.failures > 0);
+    }
+
+    #[test]
+    fn an_elections_listener_is_heard() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let audit = Audit::start(&path).unwrap();
+        let listener = AuditListener { notes: audit.notes().clone(), group: GroupId(1), node: NodeId(3) };
+        listener.gained(Epoch::new(7, 3));
+        listener.connection(Epoch::new(7, 3), ConnectionState::Suspended);
+        listener.lost(Epoch::new(7, 3), CloseReason::Expired);
+        drop(audit);
+        let events: Vec<Change> = History::read(&path).unwrap().entries.into_iter().map(|entry| entry.change).collect();
+        let expected = [
+            Change::Gained,
+            Change::Connection { state: "suspended".into() },
+            Change::Lost { reason: "expired".into() },
+        ];
+        assert_eq!(events, expected);
+    }
+}

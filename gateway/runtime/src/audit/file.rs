@@ -1,0 +1,330 @@
+//! The audit's file: lines are only ever added, and a line counts once it is synced.
+//!
+//! What a crash or a full disk leaves of a line stays in the file, ended by a newline and followed by a line that tells
+//! of it: nothing that somebody may have read is taken back. Readers skip what is no entry and say how much it was.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    path::{Path, PathBuf},
+};
+
+use mdgw_election::identity::NodeId;
+use mdgw_feeds::identity::{Epoch, GroupId};
+use mdgw_sys::{clock::unix_now, file_lock::try_lock};
+
+use super::entry::{Change, Draft, Entry};
+
+/// An audit that can be added to. Locked against a second writer as long as it lives.
+#[derive(Debug)]
+pub struct AuditFile {
+    path: PathBuf,
+    file: File,
+    /// Of the last line.
+    number: u64,
+    /// Bytes at the end that are part of no whole line.
+    torn_bytes: u64,
+}
+
+/// What stood in a file when it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Whole entries.
+    pub entries: u64,
+    /// Lines that are no entries.
+    pub damaged_lines: u64,
+    /// Bytes of a last line that broke off.
+    pub torn_bytes: u64,
+}
+
+/// Why an audit can't be opened or written.
+#[derive(Debug, thiserror::Error)]
+pub enum AuditError {
+    /// The operating system refused.
+    #[error("cannot {act} audit {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        act: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+    /// A device, a directory, a pipe.
+    #[error("audit {} is no regular file: nothing that is written there can be read again", path.display())]
+    NoFile {
+        /// What is there.
+        path: PathBuf,
+    },
+    /// Another process writes it.
+    #[error("audit {} is in use by another gateway", path.display())]
+    Busy {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl AuditFile {
+    /// Opens the file, or makes it.
+    ///
+    /// # Errors
+    /// When it can't be read or written, or another process writes it.
+    pub fn open(path: impl Into<PathBuf>) -> Result<(Self, Recovered), AuditError> {
+        let path = path.into();
+        let io = |act: &'static str, path: &Path| {
+            let path = path.to_owned();
+            move |source| AuditError::Io { act, path, source }
+        };
+        if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+            fs::create_dir_all(directory).map_err(io("make the directory of", &path))?;
+        }
+        let file = File::options().read(true).append(true).create(true).open(&path).map_err(io("open", &path))?;
+        if !file.metadata().map_err(io("look at", &path))?.is_file() {
+            return Err(AuditError::NoFile { path });
+        }
+        if !try_lock(&file).map_err(io("lock", &path))? {
+            return Err(AuditError::Busy { path });
+        }
+        let history = History::of(&file).map_err(io("read", &path))?;
+        let recovered = Recovered {
+            entries: history.entries.len() as u64,
+            damaged_lines: history.damaged_lines,
+            torn_bytes: history.torn_bytes,
+        };
+        let number = history.entries.iter().map(|entry| entry.number).max().unwrap_or(0);
+        Ok((Self::on(file, path, number, history.torn_bytes), recovered))
+    }
+
+    pub(super) fn on(file: File, path: PathBuf, number: u64, torn_bytes: u64) -> Self {
+        Self { path, file, number, torn_bytes }
+    }
+
+    /// The file's path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Adds a line; it is on disk when this returns.
+    ///
+    /// # Errors
+    /// When it can't be written or synced. What was left of it is ended by the next line.
+    pub fn append(&mut self, draft: &Draft) -> Result<(), AuditError> {
+        if self.torn_bytes > 0 {
+            let torn = Draft {
+                time: unix_now(),
+                group: GroupId(0),
+                node: NodeId(0),
+                epoch: Epoch::default(),
+                change: Change::Torn { bytes: self.torn_bytes },
+            };
+            self.line("\n", &torn)?;
+        }
+        self.line("", draft)
+    }
+
+    fn line(&mut self, before: &str, draft: &Draft) -> Result<(), AuditError> {
+        let number = self.number + 1;
+        let entry =
+            serde_json::to_string(&Entry::of(draft, number)).unwrap_or_else(|_| unreachable!("numbers and text"));
+        let text = format!("{before}{entry}\n");
+        let mut left = text.as_bytes();
+        while !left.is_empty() {
+            match self.file.write(left) {
+                Ok(written) => left = &left[written..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => {
+                    self.torn_bytes += (text.len() - left.len()) as u64;
+                    return Err(AuditError::Io { act: "write", path: self.path.clone(), source });
+                }
+            }
+        }
+        self.torn_bytes = 0;
+        self.number = number;
+        // Unsynced it may be there after a crash or not: it is said again, under the same number.
+        self.file.sync_data().map_err(|source| {
+            self.number = number - 1;
+            AuditError::Io { act: "sync", path: self.path.clone(), source }
+        })
+    }
+}
+
+/// What an audit tells.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct History {
+    /// Its entries, in the file's order.
+    pub entries: Vec<Entry>,
+    /// Lines that are none.
+    pub damaged_lines: u64,
+    /// Bytes of a last line without its end: being written, or left by a crash.
+    pub torn_bytes: u64,
+}
+
+impl History {
+    /// Reads a file, which may be in use.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub fn read(path: &Path) -> Result<Self, AuditError> {
+        let io = |act| move |source| AuditError::Io { act, path: path.to_owned(), source };
+        // A pipe would be waited for.
+        if !path.metadata().map_err(io("look at"))?.is_file() {
+            return Err(AuditError::NoFile { path: path.to_owned() });
+        }
+        Self::of(&File::open(path).map_err(io("open"))?).map_err(io("read"))
+    }
+
+    fn of(file: &File) -> io::Result<Self> {
+        let mut history = Self::default();
+        let mut input = BufReader::new(file);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            let mut bytes = (&mut input).take(LINE_BYTES_MAX).read_until(b'\n', &mut line)? as u64;
+            if bytes == 0 {
+                return Ok(history);
+            }
+            let is_whole = line.ends_with(b"\n")
+                || bytes == LINE_BYTES_MAX && {
+                    let (skipped, is_ended) = skip_line(&mut input)?;
+                    bytes += skipped;
+                    is_ended
+                };
+            if !is_whole {
+                history.torn_bytes = bytes;
+            } else if let Ok(entry) = serde_json::from_slice::<Entry>(&line) {
+                if history.entries.last() != Some(&entry) {
+                    history.entries.push(entry);
+                }
+            } else {
+                history.damaged_lines += 1;
+            }
+        }
+    }
+}
+
+/// How much was left of a line, and whether it had an end.
+fn skip_line(input: &mut impl io::BufRead) -> io::Result<(u64, bool)> {
+    let mut skipped = 0;
+    loop {
+        let held = input.fill_buf()?;
+        let end = held.iter().position(|byte| *byte == b'\n');
+        let bytes = end.map_or(held.len(), |end| end + 1);
+        input.consume(bytes);
+        skipped += bytes as u64;
+        if end.is_some() || bytes == 0 {
+            return Ok((skipped, end.is_some()));
+        }
+    }
+}
+
+/// Of an entry with all channels of a large gateway there are some hundred kilobytes.
+const LINE_BYTES_MAX: u64 = 4 << 20;
+
+#[cfg(test)]
+mod tests {
+    use mdgw_feeds::time::UnixNs;
+
+    use super::*;
+
+    fn draft(count: u64) -> Draft {
+        Draft {
+            time: UnixNs(count),
+            group: GroupId(1),
+            node: NodeId(2),
+            epoch: Epoch::new(count, 2),
+            change: Change::Lost { reason: "expired".into() },
+        }
+    }
+
+    #[test]
+    fn lines_survive_and_are_numbered_over_starts() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep/audit.jsonl");
+        for start in 0..3 {
+            let (mut file, recovered) = AuditFile::open(&path).unwrap();
+            assert_eq!(recovered, Recovered { entries: 2 * start, damaged_lines: 0, torn_bytes: 0 });
+            file.append(&draft(2 * start + 1)).unwrap();
+            file.append(&draft(2 * start + 2)).unwrap();
+        }
+        let history = History::read(&path).unwrap();
+        assert_eq!(history.entries.len(), 6);
+        assert!(history.entries.iter().all(|entry| entry.number == entry.epoch_count));
+    }
+
+    #[test]
+    fn what_is_no_file_of_lines_takes_no_memory() {
+        for device in ["/dev/zero", "/dev/full"] {
+            assert!(matches!(AuditFile::open(device).unwrap_err(), AuditError::NoFile { .. }), "{device}");
+            assert!(matches!(History::read(Path::new(device)).unwrap_err(), AuditError::NoFile { .. }), "{device}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        AuditFile::open(&path).unwrap().0.append(&draft(1)).unwrap();
+        // One line without an end in sight, and one with.
+        let mut text = fs::read(&path).unwrap();
+        let long = vec![b'x'; 3 * usize::try_from(LINE_BYTES_MAX).unwrap() / 2];
+        text.extend([&long[..], b"\n"].concat());
+        fs::write(&path, &text).unwrap();
+        let history = History::read(&path).unwrap();
+        assert_eq!((history.entries.len(), history.damaged_lines, history.torn_bytes), (1, 1, 0));
+        text.extend(&long);
+        fs::write(&path, &text).unwrap();
+        let history = History::read(&path).unwrap();
+        assert_eq!((history.damaged_lines, history.torn_bytes), (1, long.len() as u64));
+    }
+
+    #[test]
+    fn a_line_torn_at_any_byte_is_ended_and_told_and_nothing_before_it_is_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let (mut file, _) = AuditFile::open(&path).unwrap();
+        file.append(&draft(1)).unwrap();
+        let first_bytes = fs::read(&path).unwrap().len();
+        file.append(&draft(2)).unwrap();
+        drop(file);
+        let whole = fs::read(&path).unwrap();
+        for cut in first_bytes + 1..whole.len() {
+            fs::write(&path, &whole[..cut]).unwrap();
+            let (mut file, recovered) = AuditFile::open(&path).unwrap();
+            let torn_bytes = (cut - first_bytes) as u64;
+            assert_eq!(recovered, Recovered { entries: 1, damaged_lines: 0, torn_bytes });
+            file.append(&draft(3)).unwrap();
+            drop(file);
+            let history = History::read(&path).unwrap();
+            // Cut just before the newline, the line was whole but for that, and counts.
+            let (entries, damaged_lines) = if cut == whole.len() - 1 { (4, 0) } else { (3, 1) };
+            assert_eq!((history.entries.len(), history.damaged_lines), (entries, damaged_lines), "cut at {cut}");
+            assert_eq!(history.entries[entries - 2].change, Change::Torn { bytes: torn_bytes });
+            assert!(fs::read(&path).unwrap().starts_with(&whole[..cut]), "nothing was taken back");
+        }
+    }
+
+    #[test]
+    fn a_second_writer_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let _first = AuditFile::open(&path).unwrap();
+        assert!(matches!(AuditFile::open(&path), Err(AuditError::Busy { .. })));
+    }
+
+    #[test]
+    fn junk_is_skipped_and_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        fs::write(&path, b"\x00\xff\n{}\n[1]\n{\"number\":1}\n").unwrap();
+        let (mut file, recovered) = AuditFile::open(&path).unwrap();
+        assert_eq!(recovered, Recovered { entries: 0, damaged_lines: 4, torn_bytes: 0 });
+        file.append(&draft(1)).unwrap();
+        assert_eq!(History::read(&path).unwrap().entries.len(), 1);
+    }
+
+    #[test]
+    fn what_the_disk_refuses_is_an_error_and_no_number_is_used_up() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let mut file = AuditFile::on(full, "/dev/full".into(), 4, 0);
+        let error = file.append(&draft(5)).unwrap_err().to_string();
+        assert!(error.contains("write audit /dev/full"), "{error}");
+        assert_eq!(file.number, 4);
+    }
+}

@@ -1,0 +1,464 @@
+//! What a configuration would run, in words: what `mdgw check` prints.
+
+use std::{
+    collections::BTreeSet,
+    fmt::{self, Write},
+    path::Path,
+};
+
+use mdgw_election::{access::ZooKeeperMode, emergent::Founding, lease::OnSuspended};
+use mdgw_feeds::{channel::SchemaSet, identity::GroupId};
+use mdgw_sys::sockets::Stamps;
+
+use super::{
+    host::Findings,
+    quantity::{Bytes, Count, Nanoseconds},
+    resolved::{
+        Backend, ChannelSetup, ElectionConfig, OutputConfig, PROMOTION_POLICIES, PoolConfig, Resolved, WAIT_POLICIES,
+    },
+    settings::name_of,
+};
+
+/// Writes what would run.
+///
+/// # Errors
+/// What `out` says.
+pub fn explain(config: &Resolved, out: &mut impl Write) -> fmt::Result {
+    let gateway = &config.gateway;
+    writeln!(out, "gateway      node {}, epochs in {}", gateway.node, gateway.state_file.display())?;
+    write!(
+        out,
+        "             publication logs in {}: {} per channel, in segments of {}, ",
+        gateway.log_dir.display(),
+        Bytes(gateway.retention_bytes),
+        Bytes(gateway.segment_bytes)
+    )?;
+    match gateway.retention_ns {
+        Some(age_ns) => writeln!(out, "entries kept for {}", Nanoseconds(age_ns))?,
+        None => writeln!(out, "entries kept while there is room")?,
+    }
+    for (name, path) in [("changes of leadership", &gateway.audit_file), ("asked and told", &gateway.control_socket)] {
+        if let Some(path) = path {
+            writeln!(out, "             {name} at {}", path.display())?;
+        }
+    }
+    for (index, pool) in config.pools.iter().enumerate() {
+        explain_pool(config, index, pool, out)?;
+    }
+    for channel in &config.channels {
+        explain_channel(config, channel, out)?;
+    }
+    for output in &config.outputs {
+        explain_output(config, output, out)?;
+    }
+    explain_election(config, out)?;
+    explain_services(config, out)?;
+    explain_memory(config, out)
+}
+
+fn explain_pool(config: &Resolved, index: usize, pool: &PoolConfig, out: &mut impl Write) -> fmt::Result {
+    writeln!(
+        out,
+        "\npool         {}: I/O {}, wait {}, promotion {}; {} events a turn, {} packets a claim",
+        pool.name,
+        pool.io,
+        name_of(pool.wait, &WAIT_POLICIES),
+        name_of(pool.promotion, &PROMOTION_POLICIES),
+        pool.batch_events,
+        pool.quota_packets
+    )?;
+    for thread in 0..pool.threads.count() {
+        let place = pool.threads.core(thread).map_or_else(|| "any core".to_owned(), |core| format!("core {core}"));
+        write!(out, "  thread     {} on {place}", pool.thread_name(thread))?;
+        match pool.priority {
+            Some(priority) => writeln!(out, ", SCHED_FIFO {priority}")?,
+            None => writeln!(out)?,
+        }
+    }
+    let channels: Vec<&str> = config.channels.iter().filter(|c| c.pool == index).map(|c| c.name.as_str()).collect();
+    writeln!(out, "  channels   {}", if channels.is_empty() { "none".to_owned() } else { channels.join(", ") })
+}
+
+fn explain_channel(config: &Resolved, channel: &ChannelSetup, out: &mut impl Write) -> fmt::Result {
+    writeln!(
+        out,
+        "\nchannel {:<4} {}: {}, group {}, pool {}",
+        channel.id.0, channel.name, channel.feed, channel.group.0, config.pools[channel.pool].name
+    )?;
+    for line in &channel.lines {
+        write!(out, "  line {}     {} on {}", line.line, line.group, line.interface)?;
+        if !line.sources.is_empty() {
+            let sources: Vec<String> = line.sources.iter().map(ToString::to_string).collect();
+            write!(out, " from {}", sources.join(", "))?;
+        }
+        write!(out, ", receive buffer {}", Bytes(line.receive_buffer_bytes as u64))?;
+        if line.stamps == Stamps::Hardware {
+            write!(out, ", NIC stamps")?;
+        }
+        match line.busy_poll_us {
+            Some(us) => writeln!(out, ", busy poll {us} us")?,
+            None => writeln!(out)?,
+        }
+    }
+    writeln!(
+        out,
+        "  gaps       {} packets wait up to {}; a line silent for {} is an alarm",
+        channel.window_packets,
+        Nanoseconds(channel.gap_timeout_ns),
+        Nanoseconds(channel.line_silence_ns)
+    )?;
+    match &channel.recovery {
+        Some(recovery) => writeln!(
+            out,
+            "  recovery   {}, {} attempts of {}, up to {} messages each, {} requests at a time",
+            recovery.server,
+            recovery.attempts_max,
+            Nanoseconds(recovery.timeout_ns),
+            recovery.messages_per_request_max,
+            recovery.requests_under_way_max
+        )?,
+        None => writeln!(out, "  recovery   none: a gap that no line fills is declared")?,
+    }
+    write!(out, "  books      ")?;
+    if channel.feed.is_by_order() {
+        write!(out, "{} orders ({}), ", Count(channel.book.orders_max), channel.order_store)?;
+    }
+    writeln!(out, "{} levels, {} instruments", Count(channel.book.levels_max), Count(channel.book.instruments_max))?;
+    let schemas = SchemaSet::NAMES.into_iter().filter(|(schema, _)| channel.schemas.contains(*schema));
+    write!(out, "  publishes  {}", schemas.map(|(_, name)| name).collect::<Vec<_>>().join(", "))?;
+    match channel.date {
+        Some(date) => writeln!(out, ", as of {date}"),
+        None => writeln!(out),
+    }
+}
+
+fn explain_output(config: &Resolved, output: &OutputConfig, out: &mut impl Write) -> fmt::Result {
+    let groups: Vec<String> = output.groups.iter().map(|group| group.0.to_string()).collect();
+    let channels = config.channels.iter().filter(|channel| output.groups.contains(&channel.group));
+    writeln!(
+        out,
+        "\noutput       group {}: {}; {} bytes a packet, heartbeat {}",
+        groups.join(", "),
+        channels.map(|channel| channel.name.as_str()).collect::<Vec<_>>().join(", "),
+        output.payload_bytes_max,
+        Nanoseconds(output.heartbeat_ns)
+    )?;
+    for line in &output.lines {
+        let loopback = if line.loopback { ", heard on this host" } else { "" };
+        writeln!(out, "  line       {} by {}, TTL {}{loopback}", line.address, line.interface, line.ttl)?;
+    }
+    Ok(())
+}
+
+fn explain_election(config: &Resolved, out: &mut impl Write) -> fmt::Result {
+    let Some(election) = &config.election else {
+        return writeln!(out, "\nelection     none: this gateway publishes whenever it runs");
+    };
+    let by = explain_backend(&election.backend);
+    writeln!(out, "\nelection     as {} (node {}), {by}, one for each group", election.name, config.gateway.node)?;
+    match election.backend.session_ns() {
+        Some(session_ns) => explain_session(election, session_ns, out)?,
+        None => explain_lease(election, out)?,
+    }
+    let peers: Vec<String> = election.peers.iter().map(|peer| format!("{} (node {})", peer.name, peer.node)).collect();
+    let preferred = election.preferred.map_or_else(String::new, |node| format!("; preferred: node {node}"));
+    writeln!(out, "  with       {}{preferred}", if peers.is_empty() { "nobody".to_owned() } else { peers.join(", ") })?;
+    explain_groups(config, election, out)?;
+    match &election.link {
+        Some(link) => {
+            let peers: Vec<String> = link.peers.iter().map(|peer| peer.address.to_string()).collect();
+            write!(out, "  link       {} to {}; sentinel: {}", link.listen, peers.join(", "), link.sentinel)?;
+            match link.hang_limit_ns {
+                Some(limit_ns) => writeln!(out, ", kills a leader that hangs for {}", Nanoseconds(limit_ns))?,
+                None => writeln!(out)?,
+            }
+            let kept = Bytes(link.history_bytes as u64);
+            writeln!(
+                out,
+                "  history    {kept} of each channel's input: what another gateway lost, and what comes while it copies a state"
+            )?;
+        }
+        None if election.backend.session_ns().is_some() => writeln!(out, "  link       none: no notices of death")?,
+        None => writeln!(out, "  link       none: no hand-over, no promises")?,
+    }
+    let kernel = if election.kernel_fence {
+        "refuses what is sent past the deadline, also by a process that was stopped (kernel_fence)"
+    } else {
+        "no fence: what a stopped process sends late is left to receivers, which drop lower epochs"
+    };
+    writeln!(out, "  kernel     {kernel}")?;
+    let place = election.core.map_or_else(|| "any core".to_owned(), |core| format!("core {core}"));
+    write!(out, "  thread     on {place}")?;
+    match election.priority {
+        Some(priority) => writeln!(out, ", SCHED_FIFO {priority}")?,
+        None => writeln!(out)?,
+    }
+    let mark = config.output_mark();
+    writeln!(out, "  revision   {}, output {:016x}", mark.revision, mark.hash)
+}
+
+/// How long a leader may send, and when another follows.
+fn explain_lease(election: &ElectionConfig, out: &mut impl Write) -> fmt::Result {
+    let ElectionConfig { timing, .. } = election;
+    writeln!(
+        out,
+        "  lease      {}, renewed every {}; stops {} before others may begin",
+        Nanoseconds(timing.lease_ns),
+        Nanoseconds(timing.renew_ns),
+        Nanoseconds(timing.margin_ns)
+    )?;
+    writeln!(
+        out,
+        "  margin     at least 2 x {} ppm of the lease + longest send {} + reading the clock",
+        timing.rate_error_ppm,
+        Nanoseconds(timing.send_ns_max)
+    )?;
+    let (least_ns, most_ns, act) = match &election.backend {
+        Backend::Emergent(_) => (timing.lease_ns, timing.lease_ns + timing.renew_ns, "a round of heartbeats"),
+        Backend::Quorum(_) => (timing.lease_ns.saturating_sub(timing.renew_ns), timing.lease_ns, "a vote"),
+        _ => (timing.lease_ns.saturating_sub(timing.renew_ns), timing.lease_ns, "a swap"),
+    };
+    writeln!(
+        out,
+        "  takes over {} to {} after the last sign of life, and {act}; at once after a release or a notice of death",
+        Nanoseconds(least_ns),
+        Nanoseconds(most_ns)
+    )?;
+    let doubt = match (election.on_suspended, &election.backend) {
+        (OnSuspended::Stop, _) => "stops at once",
+        (OnSuspended::Hold, Backend::Quorum(_) | Backend::Emergent(_)) => "publishes on until the lease runs out",
+        (OnSuspended::Hold, _) => "publishes on until the lease runs out, or while all others promise not to take over",
+    };
+    writeln!(out, "  in doubt   {doubt}")
+}
+
+/// The same where places in a line are kept by sessions.
+fn explain_session(election: &ElectionConfig, session_ns: u64, out: &mut impl Write) -> fmt::Result {
+    let ElectionConfig { timing, .. } = election;
+    let session = Nanoseconds(session_ns);
+    writeln!(
+        out,
+        "  session    {session}, or what the ensemble grants; a leader writes every {}",
+        Nanoseconds(timing.renew_ns)
+    )?;
+    writeln!(
+        out,
+        "  deadline   sending of the last write that was answered + two thirds of the session - margin {}: about {} ms",
+        Nanoseconds(timing.margin_ns),
+        timing.session_span_ns(session_ns) / 1_000_000
+    )?;
+    writeln!(
+        out,
+        "  takes over when the ensemble has ended the session, {session} or more after it last heard of it, and a swap; \
+         at once after a release or a notice of death"
+    )?;
+    let doubt = match election.on_suspended {
+        OnSuspended::Hold => "publishes on until the deadline",
+        OnSuspended::Stop => "stops at once",
+    };
+    writeln!(out, "  in doubt   {doubt}")
+}
+
+/// Where they are, if there are several.
+fn explain_groups(config: &Resolved, election: &ElectionConfig, out: &mut impl Write) -> fmt::Result {
+    let groups: BTreeSet<GroupId> = config.channels.iter().map(|channel| channel.group).collect();
+    if groups.len() < 2 {
+        return Ok(());
+    }
+    write!(out, "  groups     {}, ", groups.len())?;
+    if election.spread && election.link.is_some() {
+        let (gateways, tenure) = (election.peers.len() + 1, Nanoseconds(election.tenure_ns));
+        writeln!(
+            out,
+            "spread by channels over up to {gateways} gateways; one moves by hand-over, after at least {tenure}"
+        )
+    } else if election.preferred.is_some() {
+        writeln!(out, "all on the preferred gateway where it is as fit")
+    } else if !election.backend.moves_groups() {
+        writeln!(out, "each where it was taken first, until its leader is gone")
+    } else {
+        writeln!(out, "each where it was taken first, until its leader is gone or less fit")
+    }
+}
+
+fn explain_backend(backend: &Backend) -> String {
+    let (how, access, place) = match backend {
+        Backend::File(directory) => return format!("by records of this host in {}", directory.display()),
+        Backend::Quorum(quorum) => {
+            let voters: Vec<String> = quorum.voters.iter().map(|(node, at)| format!("node {node} at {at}")).collect();
+            let count = quorum.voters.len() + 1;
+            return format!(
+                "by {} of {count} votes: this gateway on {}, {}; votes in {}",
+                count / 2 + 1,
+                quorum.listen,
+                voters.join(", "),
+                quorum.vote_directory.display()
+            );
+        }
+        Backend::Emergent(membership) => {
+            let seeds: Vec<String> = membership.seeds.iter().map(ToString::to_string).collect();
+            let founds = if membership.founding == Founding::Founds { ", founds where nobody answers" } else { "" };
+            return format!(
+                "by membership: this gateway on {}, seeds {}{founds}; the oldest of at least {} leads, ACROSS A SPLIT TWO CAN",
+                membership.listen,
+                if seeds.is_empty() { "none".to_owned() } else { seeds.join(", ") },
+                membership.minimum_size
+            );
+        }
+        Backend::Etcd(etcd) => {
+            let how = if etcd.tls.is_some() { "records in etcd, encrypted," } else { "records in etcd" };
+            (how.to_owned(), &etcd.access, format!("keys {}group-N", etcd.prefix))
+        }
+        Backend::ZooKeeper(zookeeper) => {
+            let path = &zookeeper.path;
+            match zookeeper.mode {
+                ZooKeeperMode::Lease => {
+                    ("records in ZooKeeper".to_owned(), &zookeeper.access, format!("nodes {path}/group-N"))
+                }
+                ZooKeeperMode::Latch { session } => {
+                    let how = format!("lines in ZooKeeper, with sessions of {session:?},");
+                    (how, &zookeeper.access, format!("nodes {path}/line-N"))
+                }
+            }
+        }
+    };
+    let user = access.login.as_ref().map_or_else(String::new, |login| format!(", user {}", login.user));
+    format!("by {how} at {}{user}: {place}", access.endpoints.join(", "))
+}
+
+fn explain_services(config: &Resolved, out: &mut impl Write) -> fmt::Result {
+    match &config.retransmission {
+        Some(service) => {
+            let limits = &service.limits;
+            let networks: Vec<String> = limits.allowed.iter().map(ToString::to_string).collect();
+            writeln!(
+                out,
+                "\nretransmit   {}, answers {}: {} requests and {} a second each, up to {} packets a request",
+                service.listen,
+                if networks.is_empty() { "nobody".to_owned() } else { networks.join(", ") },
+                limits.requests_per_second,
+                Bytes(limits.bytes_per_second),
+                limits.packets_per_request_max
+            )?;
+        }
+        None => writeln!(out, "\nretransmit   not served")?,
+    }
+    let latency = &config.latency;
+    match &latency.directory {
+        Some(directory) => writeln!(
+            out,
+            "latency      every {} to {}, {} significant digits",
+            Nanoseconds(latency.interval_ns),
+            directory.display(),
+            latency.significant_digits
+        )?,
+        None => writeln!(out, "latency      measured, not written")?,
+    }
+    writeln!(out, "log          {}", config.log.level)
+}
+
+/// Only gateways of a linked pair have it.
+const PEERS_ROW: &str = "input for the peer";
+
+fn explain_memory(config: &Resolved, out: &mut impl Write) -> fmt::Result {
+    let memory = config.memory();
+    let rows = [
+        ("books", memory.books_bytes as u64),
+        ("reorder windows", memory.windows_bytes as u64),
+        ("publication logs", memory.logs_bytes),
+        ("latency histograms", memory.histograms_bytes as u64),
+        ("socket buffers", memory.sockets_bytes as u64),
+        (PEERS_ROW, memory.history_bytes),
+        ("together", memory.total_bytes()),
+    ];
+    let locked = if config.gateway.lock_memory { " (locked, as far as this process may)" } else { "" };
+    writeln!(out, "\nmemory, about{locked}")?;
+    let mut rows = rows.into_iter().filter(|(name, bytes)| *bytes > 0 || *name != PEERS_ROW);
+    rows.try_for_each(|(name, bytes)| writeln!(out, "  {name:<20} {:>10}", Bytes(bytes).to_string()))
+}
+
+/// The file as messages name it, with what stands in it.
+#[must_use]
+pub fn headline(path: &Path, findings: &Findings) -> String {
+    let count = |count: usize, noun: &str| match count {
+        0 => String::new(),
+        1 => format!(", 1 {noun}"),
+        count => format!(", {count} {noun}s"),
+    };
+    let verdict = if findings.faults.is_empty() { "in order" } else { "cannot run on this host" };
+    let (faults, warnings) = (count(findings.faults.len(), "fault"), count(findings.warnings.len(), "warning"));
+    format!("{}: {verdict}{faults}{warnings}\n", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+
+    fn shipped() -> Resolved {
+        let text = include_str!("../../../../ops/config/mdgw.toml");
+        Resolved::from_text(Path::new("mdgw.toml"), text).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[test]
+    fn the_shipped_configuration_is_explained() {
+        let mut text = String::new();
+        explain(&shipped(), &mut text).unwrap();
+        expect![[r#"
+            gateway      node 0, epochs in /var/lib/mdgw/state
+                         publication logs in /dev/shm/mdgw: 256 MiB per channel, in segments of 64 MiB, entries kept for 1 h
+                         changes of leadership at /var/lib/mdgw/audit.jsonl
+                         asked and told at /run/mdgw/control
+
+            pool         main: I/O auto, wait spin, promotion strict; 32 events a turn, 64 packets a claim
+              thread     main-0 on core 2
+              thread     main-1 on core 3
+              channels   nasdaq, iex-deep
+
+            channel 1    nasdaq: nasdaq-itch-5.0, group 1, pool main
+              line A     233.54.12.111:26477 on eth1 from 206.200.43.72, receive buffer 16 MiB
+              line B     233.49.196.111:26477 on eth2 from 206.200.43.72, receive buffer 16 MiB
+              gaps       1024 packets wait up to 2 ms; a line silent for 3 s is an alarm
+              recovery   207.251.255.168:18300, 3 attempts of 20 ms, up to 1000 messages each, 16 requests at a time
+              books      2,097,152 orders (hash), 1,048,576 levels, 16,384 instruments
+              publishes  mbo, status, definition, imbalance, statistics
+
+            channel 2    iex-deep: iex-deep-1.0, group 2, pool main
+              line A     233.215.21.4:10378 on eth1, receive buffer 16 MiB
+              line B     233.215.21.132:10378 on eth2, receive buffer 16 MiB
+              gaps       1024 packets wait up to 2 ms; a line silent for 3 s is an alarm
+              recovery   none: a gap that no line fills is declared
+              books      1,048,576 levels, 16,384 instruments
+              publishes  mbp-10, trades, status, definition
+
+            output       group 1, 2: nasdaq, iex-deep; 1472 bytes a packet, heartbeat 1 s
+              line       239.66.1.1:31000 by eth3, TTL 1
+              line       239.66.1.2:31000 by eth4, TTL 1
+
+            election     none: this gateway publishes whenever it runs
+
+            retransmit   10.20.0.5:31100, answers 10.20.0.0/16: 1000 requests and 11.9 MiB a second each, up to 256 packets a request
+            latency      every 10 s to /var/log/mdgw, 2 significant digits
+            log          info
+
+            memory, about (locked, as far as this process may)
+              books                 320.4 MiB
+              reorder windows         7.1 MiB
+              publication logs        512 MiB
+              latency histograms    917.9 KiB
+              socket buffers           64 MiB
+              together              904.4 MiB"#]].assert_eq(text.trim_end());
+    }
+
+    #[test]
+    fn the_headline_counts_faults_and_warnings() {
+        let line = |faults: usize, warnings: usize| {
+            let findings = Findings { faults: vec![String::new(); faults], warnings: vec![String::new(); warnings] };
+            headline(Path::new("x.toml"), &findings)
+        };
+        assert_eq!(line(0, 0), "x.toml: in order\n");
+        assert_eq!(line(0, 1), "x.toml: in order, 1 warning\n");
+        assert_eq!(line(2, 1), "x.toml: cannot run on this host, 2 faults, 1 warning\n");
+    }
+}

@@ -1,0 +1,317 @@
+//! What this host has of what a configuration asks for: what would stop the gateway here, and what would only harm it.
+
+mod election;
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    fs::{self, File},
+    io,
+    net::{SocketAddrV4, UdpSocket},
+    path::{Path, PathBuf},
+};
+
+use mdgw_election::sentinel::page::GROUPS_MAX;
+use mdgw_engine::handle_set::probe::{self, IoChoice};
+use mdgw_feeds::identity::GroupId;
+use mdgw_sys::{affinity::usable_cores, kernel_fence::KernelFence, memory, scheduler::set_fifo};
+
+use super::{
+    quantity::Bytes,
+    resolved::{Interface, Resolved, Threads},
+};
+
+/// This host, as far as a configuration depends on it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Host {
+    /// Those interfaces of the configuration that it has.
+    pub interfaces: Vec<Interface>,
+    /// Cores that this process may use.
+    pub cores: Vec<usize>,
+    /// `net.core.rmem_max`, bytes; `None` where it can't be read.
+    pub receive_buffer_bytes_max: Option<usize>,
+    /// Why memory may not be locked here, if so.
+    pub lock_refused: Option<String>,
+    /// What it refused when it was tried: directories, addresses, keys, a backend, a priority.
+    pub refused: Vec<String>,
+    /// What is not there, and may be when the gateway starts.
+    pub absent: Vec<String>,
+}
+
+/// What is to be said of a configuration that is in order by itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// Each of these would keep the gateway from starting here.
+    pub faults: Vec<String>,
+    /// It would run, but not as well as it should.
+    pub warnings: Vec<String>,
+}
+
+impl Host {
+    /// This one. Tries what `run` would need, and undoes it.
+    #[must_use]
+    pub fn this(config: &Resolved) -> Self {
+        let rmem_max = fs::read_to_string("/proc/sys/net/core/rmem_max").ok();
+        Self {
+            interfaces: interfaces(config).filter(|interface| interface.now().is_ok()).cloned().collect(),
+            cores: usable_cores(),
+            receive_buffer_bytes_max: rmem_max.and_then(|text| text.trim().parse().ok()),
+            lock_refused: memory::may_lock().err().map(|error| error.to_string()),
+            refused: refusals(config),
+            absent: config.election.as_ref().and_then(election::absence).into_iter().collect(),
+        }
+    }
+
+    /// What keeps the configuration from running here, or from running well.
+    #[must_use]
+    pub fn findings(&self, config: &Resolved) -> Findings {
+        let warnings = config.warnings.iter().chain(&self.absent).cloned().collect();
+        let mut found = Findings { faults: self.refused.clone(), warnings };
+        let mut missing: Vec<String> = interfaces(config)
+            .filter(|interface| !self.interfaces.contains(interface))
+            .map(|interface| format!("interface {interface} is not on this host"))
+            .collect();
+        missing.sort();
+        missing.dedup();
+        found.faults.append(&mut missing);
+        for pool in &config.pools {
+            let Threads::Pinned(cores) = &pool.threads else { continue };
+            for core in cores.iter().filter(|core| !self.cores.contains(core)) {
+                let usable = &self.cores;
+                found.faults.push(format!("core {core} of pool {} is not usable here (usable: {usable:?})", pool.name));
+            }
+        }
+        if let Some(core) = config.election.as_ref().and_then(|election| election.core)
+            && !self.cores.contains(&core)
+        {
+            found.faults.push(format!("core {core} of the election is not usable here (usable: {:?})", self.cores));
+        }
+        let groups: BTreeSet<GroupId> = config.channels.iter().map(|channel| channel.group).collect();
+        if groups.len() > GROUPS_MAX && config.election.as_ref().is_some_and(election::is_watched) {
+            found.faults.push(format!("{} groups: sentinel and kernel fence take at most {GROUPS_MAX}", groups.len()));
+        }
+        if let Some(why) = self.lock_refused.as_ref().filter(|_| config.gateway.lock_memory) {
+            found.warnings.push(format!("memory cannot be locked, so it may be taken away when it runs short: {why}"));
+        }
+        let max = self.receive_buffer_bytes_max.unwrap_or(usize::MAX);
+        for channel in &config.channels {
+            for line in channel.lines.iter().filter(|line| line.receive_buffer_bytes > max) {
+                found.warnings.push(format!(
+                    "line {} of channel {}: the kernel caps receive buffers at {} (net.core.rmem_max), {} are asked for; see ops/sysctl",
+                    line.line,
+                    channel.name,
+                    Bytes(max as u64),
+                    Bytes(line.receive_buffer_bytes as u64),
+                ));
+            }
+        }
+        found
+    }
+}
+
+impl fmt::Display for Findings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.faults.iter().try_for_each(|fault| writeln!(f, "fault: {fault}"))?;
+        self.warnings.iter().try_for_each(|warning| writeln!(f, "warning: {warning}"))
+    }
+}
+
+/// All interfaces of a configuration, in its order.
+fn interfaces(config: &Resolved) -> impl Iterator<Item = &Interface> {
+    let inputs = config.channels.iter().flat_map(|channel| &channel.lines).map(|line| &line.interface);
+    inputs.chain(config.outputs.iter().flat_map(|output| &output.lines).map(|line| &line.interface))
+}
+
+fn refusals(config: &Resolved) -> Vec<String> {
+    let gateway = &config.gateway;
+    let mut refused = Vec::new();
+    let state_directory = gateway.state_file.parent().unwrap_or_else(|| Path::new(""));
+    let latency_directory = config.latency.directory.as_deref();
+    let parent =
+        |path: &Option<PathBuf>| path.as_deref().map(|path| path.parent().unwrap_or_else(|| Path::new("")).to_owned());
+    let (audit_directory, control_directory) = (parent(&gateway.audit_file), parent(&gateway.control_socket));
+    let places = [
+        ("state file", Some(state_directory)),
+        ("publication logs", Some(&gateway.log_dir)),
+        ("latency logs", latency_directory),
+        ("audit", audit_directory.as_deref()),
+        ("control socket", control_directory.as_deref()),
+    ];
+    let places = places.into_iter().filter_map(|(of, directory)| Some((of, directory?)));
+    for (of, directory) in places.chain(config.election.as_ref().and_then(|with| election::directory(&with.backend))) {
+        if let Err((place, error)) = try_writing(directory) {
+            refused.push(format!(
+                "directory {} of the {of}: cannot write in {}: {error}",
+                directory.display(),
+                place.display()
+            ));
+        }
+    }
+    if let Some(audit) = &gateway.audit_file
+        && audit.metadata().is_ok_and(|found| !found.is_file())
+    {
+        refused.push(format!("audit {} is no regular file", audit.display()));
+    }
+    if let Some(service) = &config.retransmission
+        && let Err(error) = UdpSocket::bind(SocketAddrV4::new(*service.listen.ip(), 0))
+    {
+        refused.push(format!("retransmission cannot listen on {}: {error}", service.listen));
+    }
+    refused.extend(config.election.iter().flat_map(election::refusals));
+    for channel in &config.channels {
+        for line in channel.lines.iter().filter(|line| !line.group.ip().is_multicast()) {
+            let address = line.group.ip();
+            // Any port: the line's own may be in use by a gateway that runs.
+            if let Err(error) = UdpSocket::bind(SocketAddrV4::new(*address, 0)) {
+                refused.push(format!(
+                    "line {} of channel {} cannot listen on {address}, which is no multicast group: {error}",
+                    line.line, channel.name
+                ));
+            }
+        }
+    }
+    if config.election.as_ref().is_some_and(|election| election.kernel_fence)
+        && let Err(error) = KernelFence::probe()
+    {
+        refused.push(error.to_string());
+    }
+    for pool in &config.pools {
+        if IoChoice::from(pool.io) == IoChoice::IoUring
+            && let Err(error) = probe::probe()
+        {
+            refused.push(format!("pool {}: {error}", pool.name));
+        }
+        if let Some(priority) = pool.priority {
+            // On a thread of its own: the class stays with it.
+            let tried = std::thread::spawn(move || set_fifo(priority)).join();
+            if let Ok(Err(error)) = tried {
+                refused.push(format!("pool {}: SCHED_FIFO {priority}: {error}", pool.name));
+            }
+        }
+    }
+    refused
+}
+
+/// Whether files can be made in `directory`, or in the nearest one above it that exists: the rest would be made at
+/// start. The error comes with the place where it was tried.
+pub fn try_writing(directory: &Path) -> Result<(), (PathBuf, io::Error)> {
+    let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    let existing = directory.ancestors().find(|place| place.as_os_str().is_empty() || place.symlink_metadata().is_ok());
+    let place = existing.filter(|place| !place.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    // Permissions don't tell: a file system may be mounted read-only, and root may do what they forbid.
+    let probe = place.join(format!(".mdgw-check-{}", std::process::id()));
+    let made = File::create_new(&probe).and_then(|_| fs::remove_file(&probe));
+    made.map_err(|error| (place.to_owned(), error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shipped() -> Resolved {
+        let text = include_str!("../../../../ops/config/mdgw.toml");
+        Resolved::from_text(Path::new("mdgw.toml"), text).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    #[test]
+    fn what_stops_the_gateway_is_a_fault_and_what_harms_it_a_warning() {
+        let host = Host {
+            interfaces: vec![Interface::Name("eth2".to_owned())],
+            cores: vec![0, 1, 2],
+            receive_buffer_bytes_max: Some(212_992),
+            ..Host::default()
+        };
+        let Findings { faults, warnings } = host.findings(&shipped());
+        assert_eq!(
+            faults,
+            [
+                "interface eth1 is not on this host",
+                "interface eth3 is not on this host",
+                "interface eth4 is not on this host",
+                "core 3 of pool main is not usable here (usable: [0, 1, 2])",
+            ]
+        );
+        assert_eq!(warnings.len(), 4);
+        assert!(warnings[0].contains("caps receive buffers at 208 KiB"), "{warnings:?}");
+    }
+
+    #[test]
+    fn a_line_at_an_address_of_another_host_is_a_fault() {
+        let text = include_str!("../../../../ops/config/loopback.toml");
+        let unicast = |address: &str| {
+            let text = text.replacen("group = \"239.", &format!("group = \"{address}:7001\" # 239."), 1);
+            let config =
+                Resolved::from_text(Path::new("loopback.toml"), &text).unwrap_or_else(|error| panic!("{error}"));
+            refusals(&config).iter().filter(|refusal| refusal.contains("line A of channel ")).count()
+        };
+        // 192.0.2.0/24 is for documentation: no host has it.
+        assert_eq!((unicast("127.0.0.1"), unicast("192.0.2.7")), (0, 1));
+    }
+
+    #[test]
+    fn memory_that_cannot_be_locked_is_told_where_it_would_be() {
+        let mut config = shipped();
+        let mut host = host_that_has_everything(&config);
+        host.lock_refused = Some("a limit".to_owned());
+        let warnings = host.findings(&config).warnings;
+        assert!(warnings.len() == 1 && warnings[0].ends_with("when it runs short: a limit"), "{warnings:?}");
+        config.gateway.lock_memory = false;
+        assert_eq!(host.findings(&config), Findings::default());
+    }
+
+    #[test]
+    fn more_groups_than_a_sentinel_watches_are_a_fault() {
+        let text = include_str!("../../../../ops/config/pair.toml");
+        let mut config = Resolved::from_text(Path::new("pair.toml"), text).unwrap_or_else(|error| panic!("{error}"));
+        config.election.as_mut().unwrap().link = None;
+        let host = host_that_has_everything(&config);
+        let channel = config.channels[0].clone();
+        let of_group = |group| crate::config::resolved::ChannelSetup { group: GroupId(group), ..channel.clone() };
+        config.channels = (1..=64).map(of_group).collect();
+        assert_eq!(host.findings(&config).faults, [""; 0]);
+        config.channels.push(of_group(65));
+        assert_eq!(host.findings(&config).faults, [""; 0], "nothing watches it");
+        config.election.as_mut().unwrap().kernel_fence = true;
+        assert_eq!(host.findings(&config).faults, ["65 groups: sentinel and kernel fence take at most 64"]);
+    }
+
+    #[test]
+    fn an_election_on_a_core_that_is_not_there_is_a_fault() {
+        let text = include_str!("../../../../ops/config/pair.toml");
+        let mut config = Resolved::from_text(Path::new("pair.toml"), text).unwrap_or_else(|error| panic!("{error}"));
+        let host = host_that_has_everything(&config);
+        config.election.as_mut().unwrap().core = Some(999);
+        let expected = "core 999 of the election is not usable here (usable: [2, 3])";
+        assert_eq!(host.findings(&config).faults, [expected]);
+        config.gateway.audit_file = Some("/dev/full".into());
+        assert!(refusals(&config).contains(&"audit /dev/full is no regular file".to_owned()));
+    }
+
+    fn host_that_has_everything(config: &Resolved) -> Host {
+        Host {
+            interfaces: interfaces(config).cloned().collect(),
+            cores: vec![2, 3],
+            receive_buffer_bytes_max: Some(1 << 30),
+            ..Host::default()
+        }
+    }
+
+    #[test]
+    fn a_host_that_has_everything_gives_no_findings() {
+        let config = shipped();
+        assert_eq!(host_that_has_everything(&config).findings(&config), Findings::default());
+    }
+
+    #[test]
+    fn directories_that_would_be_made_are_tried_where_they_would_be_made() {
+        let folder = tempfile::tempdir().unwrap();
+        try_writing(folder.path()).unwrap();
+        try_writing(&folder.path().join("to/be/made")).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        let (place, _) = try_writing(&file.join("below")).unwrap_err();
+        assert_eq!(place, file);
+        assert!(try_writing(Path::new("/proc/mdgw")).is_err());
+    }
+}

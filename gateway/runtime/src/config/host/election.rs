@@ -1,0 +1,180 @@
+//! What an election and the links to the other gateways need of this host: keys and passwords that can be read, addresses
+//! that are here, directories, a sentinel that listens.
+
+use std::{
+    collections::BTreeSet,
+    net::{SocketAddrV4, UdpSocket},
+    path::{Path, PathBuf},
+};
+
+use mdgw_election::{
+    access::{EtcdTls, Login, read},
+    auth::SharedKey,
+};
+
+use crate::config::resolved::{Backend, ElectionConfig, SentinelChoice};
+
+/// What would keep the gateway from starting, but for [`directory`].
+pub(super) fn refusals(election: &ElectionConfig) -> Vec<String> {
+    let keys = shared_keys(election).into_iter().filter_map(|path| SharedKey::load(path).err());
+    let mut refused: Vec<String> = keys.map(|error| error.to_string()).collect();
+    let (login, tls) = store_access(&election.backend);
+    refused.extend(login.and_then(|login| login.password().err()).map(|error| error.to_string()));
+    let files = tls.into_iter().flat_map(EtcdTls::files);
+    refused.extend(files.filter_map(|(what, path)| read(what, path).err()).map(|error| error.to_string()));
+    for (of, listen) in addresses(election) {
+        // Any port: the configured one may be in use by a gateway that runs.
+        if let Err(error) = UdpSocket::bind(SocketAddrV4::new(*listen.ip(), 0)) {
+            refused.push(format!("election.{of} cannot listen on {listen}: {error}"));
+        }
+    }
+    refused
+}
+
+/// Whether something outside of the gateway has a place for each of its groups.
+pub(super) fn is_watched(election: &ElectionConfig) -> bool {
+    let has_sentinel = election.link.as_ref().is_some_and(|link| link.sentinel != SentinelChoice::None);
+    has_sentinel || election.kernel_fence
+}
+
+/// What has to be there when the gateway starts, and isn't yet.
+pub(super) fn absence(election: &ElectionConfig) -> Option<String> {
+    let SentinelChoice::Service(socket) = &election.link.as_ref()?.sentinel else { return None };
+    let is_missing = socket.try_exists().is_ok_and(|there| !there);
+    is_missing.then(|| {
+        format!(
+            "no sentinel listens at {} yet (mdgw-sentinel.service): without it the gateway does not start",
+            socket.display()
+        )
+    })
+}
+
+/// Where the backend writes, and what.
+pub(super) fn directory(backend: &Backend) -> Option<(&'static str, &Path)> {
+    match backend {
+        Backend::File(directory) => Some(("election's records", directory.as_path())),
+        Backend::Quorum(quorum) => Some(("votes", quorum.vote_directory.as_path())),
+        Backend::Etcd(_) | Backend::ZooKeeper(_) | Backend::Emergent(_) => None,
+    }
+}
+
+/// Each file once: link and votes may share one.
+fn shared_keys(election: &ElectionConfig) -> BTreeSet<&Path> {
+    let of_backend = match &election.backend {
+        Backend::Quorum(quorum) => Some(&quorum.key_file),
+        Backend::Emergent(membership) => Some(&membership.key_file),
+        Backend::File(_) | Backend::Etcd(_) | Backend::ZooKeeper(_) => None,
+    };
+    election.link.iter().map(|link| &link.key_file).chain(of_backend).map(PathBuf::as_path).collect()
+}
+
+fn store_access(backend: &Backend) -> (Option<&Login>, Option<&EtcdTls>) {
+    match backend {
+        Backend::Etcd(etcd) => (etcd.access.login.as_ref(), etcd.tls.as_ref()),
+        Backend::ZooKeeper(zookeeper) => (zookeeper.access.login.as_ref(), None),
+        Backend::File(_) | Backend::Quorum(_) | Backend::Emergent(_) => (None, None),
+    }
+}
+
+fn addresses(election: &ElectionConfig) -> impl Iterator<Item = (&'static str, SocketAddrV4)> {
+    let of_backend = match &election.backend {
+        Backend::Quorum(quorum) => Some(("quorum", quorum.listen)),
+        Backend::Emergent(membership) => Some(("emergent", membership.listen)),
+        Backend::File(_) | Backend::Etcd(_) | Backend::ZooKeeper(_) => None,
+    };
+    election.link.iter().map(|link| ("link", link.listen)).chain(of_backend)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt as _};
+
+    use mdgw_election::access::{EtcdConfig, StoreAccess};
+
+    use super::*;
+    use crate::config::{Resolved, host::Host};
+
+    /// The shipped gateway that votes, with a link, its files in `folder` and itself at `address`.
+    fn voting(folder: &Path, address: &str) -> Resolved {
+        let folder = folder.display().to_string();
+        let text = include_str!("../../../../../ops/config/votes.toml")
+            .replace("10.20.0.7", address)
+            .replace("/etc/mdgw", &folder)
+            .replace("/var/lib/mdgw", &folder);
+        Resolved::from_text(Path::new("votes.toml"), &text).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn election(config: &Resolved) -> &ElectionConfig {
+        config.election.as_ref().unwrap()
+    }
+
+    fn write_key(path: &Path, digits: &str) {
+        fs::write(path, digits).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+    }
+
+    #[test]
+    fn a_pair_needs_a_key_and_addresses_of_this_host() {
+        let folder = tempfile::tempdir().unwrap();
+        let here = voting(folder.path(), "127.0.0.1");
+        let key = folder.path().join("key");
+        let missing = refusals(election(&here));
+        assert!(missing.len() == 1 && missing[0].contains("openssl rand -hex 32"), "once for both: {missing:?}");
+        write_key(&key, "0a");
+        assert!(refusals(election(&here))[0].contains("it holds 2 characters"));
+        write_key(&key, &"0a".repeat(32));
+        assert_eq!(refusals(election(&here)), Vec::<String>::new());
+        // 192.0.2.0/24 is for documentation: no host has it.
+        let elsewhere = refusals(election(&voting(folder.path(), "192.0.2.7")));
+        let begins =
+            ["election.link cannot listen on 192.0.2.7:31200", "election.quorum cannot listen on 192.0.2.7:27500"];
+        assert!(elsewhere.iter().zip(begins).all(|(told, begin)| told.starts_with(begin)), "{elsewhere:?}");
+        assert_eq!(elsewhere.len(), 2);
+    }
+
+    #[test]
+    fn votes_that_cannot_be_kept_are_a_fault() {
+        let told = crate::config::host::refusals(&voting(Path::new("/proc"), "127.0.0.1"));
+        assert!(told.iter().any(|fault| fault.starts_with("directory /proc/votes of the votes")), "{told:?}");
+    }
+
+    #[test]
+    fn a_sentinel_that_is_not_there_yet_is_a_warning() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = voting(folder.path(), "127.0.0.1");
+        let socket = folder.path().join("socket");
+        if let Some(link) = config.election.as_mut().and_then(|election| election.link.as_mut()) {
+            link.sentinel = SentinelChoice::Service(socket.clone());
+        }
+        let warning = absence(election(&config)).unwrap();
+        assert!(warning.contains("socket yet"), "{warning}");
+        let host = Host { absent: vec![warning.clone()], ..Host::default() };
+        assert!(host.findings(&config).warnings.contains(&warning));
+        fs::write(&socket, "").unwrap();
+        assert_eq!(absence(election(&config)), None);
+    }
+
+    #[test]
+    fn every_file_that_lets_us_into_a_store_must_be_readable() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let mut config = voting(folder.path(), "127.0.0.1");
+        write_key(&at("key"), &"0a".repeat(32));
+        let access = StoreAccess {
+            endpoints: vec!["etcd:2379".to_owned()],
+            request_timeout: std::time::Duration::from_secs(1),
+            login: Some(Login { user: "mdgw".to_owned(), password_file: at("password") }),
+        };
+        let tls = EtcdTls { ca_file: at("ca"), identity: Some((at("certificate"), at("certificate_key"))) };
+        if let Some(election) = &mut config.election {
+            election.backend = Backend::Etcd(EtcdConfig { access, prefix: "/".to_owned(), tls: Some(tls) });
+        }
+        let told = refusals(election(&config));
+        assert_eq!(told.len(), 4, "{told:?}");
+        for (told, name) in told.iter().zip(["password", "ca", "certificate", "certificate_key"]) {
+            assert!(told.contains(&at(name).display().to_string()), "{told}");
+            fs::write(at(name), "").unwrap();
+        }
+        assert_eq!(refusals(election(&config)), Vec::<String>::new());
+    }
+}

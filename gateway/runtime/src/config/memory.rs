@@ -1,0 +1,147 @@
+//! How much memory a configuration takes, before any of it is taken.
+
+use mdgw_feeds::book::BookLimits;
+use mdgw_telemetry::{channels::ChannelCollector, stages::StageCollector};
+
+use super::resolved::{ChannelSetup, OrderStoreKind, Resolved};
+
+/// Bytes by use. Books, windows and histograms are taken at start and never grow; logs grow to their limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Books of all channels. An estimate, within a quarter.
+    pub books_bytes: usize,
+    /// Reorder windows of all channels. An estimate, within a quarter.
+    pub windows_bytes: usize,
+    /// Publication logs of all channels, where they lie (by default in memory).
+    pub logs_bytes: u64,
+    /// Latency histograms of all threads, and those of the lines' leads.
+    pub histograms_bytes: usize,
+    /// Receive buffers asked of the kernel.
+    pub sockets_bytes: usize,
+    /// Input of all channels that is kept for the other gateway of a pair; grows to its limit.
+    pub history_bytes: u64,
+}
+
+impl Memory {
+    /// All of it.
+    #[must_use]
+    pub fn total_bytes(self) -> u64 {
+        let own = self.books_bytes + self.windows_bytes + self.histograms_bytes + self.sockets_bytes;
+        self.logs_bytes + self.history_bytes + own as u64
+    }
+}
+
+impl Resolved {
+    /// What it takes.
+    #[must_use]
+    pub fn memory(&self) -> Memory {
+        let pools = self.pools.iter().enumerate().map(|(index, pool)| {
+            let channel_count = self.channels.iter().filter(|channel| channel.pool == index).count();
+            pool.threads.count() * StageCollector::memory_bytes(channel_count, self.latency.significant_digits)
+        });
+        let leads = self.channels.iter().map(|channel| ChannelCollector::memory_bytes(channel.lines.len()));
+        Memory {
+            books_bytes: self.channels.iter().map(books_bytes).sum(),
+            windows_bytes: self
+                .channels
+                .iter()
+                .map(|channel| channel.window_packets * (WINDOW_PACKET_BYTES + AHEAD_PACKET_BYTES))
+                .sum(),
+            logs_bytes: self.channels.len() as u64 * self.gateway.retention_bytes,
+            histograms_bytes: pools.sum::<usize>() + leads.sum::<usize>(),
+            sockets_bytes: self
+                .channels
+                .iter()
+                .flat_map(|channel| &channel.lines)
+                .map(|line| line.receive_buffer_bytes)
+                .sum(),
+            history_bytes: self
+                .election
+                .as_ref()
+                .and_then(|election| election.link.as_ref())
+                .map_or(0, |link| self.channels.len() as u64 * link.history_bytes as u64),
+        }
+    }
+}
+
+fn books_bytes(channel: &ChannelSetup) -> usize {
+    let BookLimits { orders_max, levels_max, instruments_max, .. } = channel.book;
+    let orders = match (channel.feed.is_by_order(), channel.order_store) {
+        (false, _) => 0,
+        (true, OrderStoreKind::Hash) => orders_max as usize * HASH_ORDER_BYTES,
+        (true, OrderStoreKind::Window) => {
+            let places = 1_usize << orders_max.max(1).ilog2();
+            orders_max as usize * HASH_ORDER_BYTES + places * WINDOW_ORDER_BYTES
+        }
+    };
+    orders + levels_bytes(instruments_max as usize, levels_max as usize)
+}
+
+/// Each side of an instrument has a chunk of hot levels; those behind it lie in trees of chunks, at worst half full.
+fn levels_bytes(instruments_max: usize, levels_max: usize) -> usize {
+    let sides = 2 * instruments_max;
+    let trees = sides.min(levels_max / LEVELS_BEFORE_TREE);
+    let leaves = 2 * levels_max / CHUNK_LEVELS + trees;
+    let inners = 2 * leaves / CHUNK_LEVELS + trees.min(levels_max / CHUNK_LEVELS);
+    instruments_max * INSTRUMENT_BYTES + (sides + leaves) * CHUNK_BYTES + inners * INNER_BYTES
+}
+
+/// A place where the next numbering waits for the end of this one.
+const AHEAD_PACKET_BYTES: usize = 1_524;
+/// Hash store, at the load factor that it is sized for.
+const HASH_ORDER_BYTES: usize = 48;
+/// A place in the window before it.
+const WINDOW_ORDER_BYTES: usize = 32;
+/// Levels of a chunk, and its bytes with what is kept about it.
+const CHUNK_LEVELS: usize = 64;
+const CHUNK_BYTES: usize = CHUNK_LEVELS * 16 + 6;
+/// Where trees branch.
+const INNER_BYTES: usize = 832;
+/// A side with fewer levels has no tree.
+const LEVELS_BEFORE_TREE: usize = 16;
+/// What an instrument has besides its levels.
+const INSTRUMENT_BYTES: usize = 64;
+/// A datagram that waits, with its slot.
+const WINDOW_PACKET_BYTES: usize = 2_048 + 64;
+
+#[cfg(test)]
+mod tests {
+    use mdgw_feeds::{
+        arbiter::{Arbiter, ArbiterConfig},
+        book::{levels::LevelBooks, orders::OrderBooks, store},
+    };
+
+    use super::*;
+
+    fn about(estimate: usize, actual: usize) {
+        let ratio = estimate as f64 / actual as f64;
+        assert!((0.75..=1.33).contains(&ratio), "estimated {estimate}, taken {actual}");
+    }
+
+    fn channel(feed: &str, store: &str) -> ChannelSetup {
+        let limits = if feed.contains("itch") {
+            format!("orders_max = 100000\norder_store = \"{store}\"\n")
+        } else {
+            String::new()
+        };
+        let text = format!(
+            "[gateway]\nstate_file = \"s\"\n[[pool]]\nname = \"p\"\nthreads = 1\n[[channel]]\nid = 1\nname = \"c\"\n\
+             feed = \"{feed}\"\n{limits}levels_max = 200000\ninstruments_max = 8000\n[[channel.line]]\n\
+             group = \"239.1.1.1:1\"\ninterface = \"lo\"\n"
+        );
+        let resolved = Resolved::from_text(std::path::Path::new("x"), &text).unwrap_or_else(|error| panic!("{error}"));
+        resolved.channels[0].clone()
+    }
+
+    #[test]
+    fn estimates_are_near_what_is_taken() {
+        let hash = channel("nasdaq-itch-5.0", "hash");
+        about(books_bytes(&hash), OrderBooks::<store::HashStore>::new(hash.book).memory_bytes());
+        let window = channel("nasdaq-itch-5.0", "window");
+        about(books_bytes(&window), OrderBooks::<store::WindowStore>::new(window.book).memory_bytes());
+        let levels = channel("iex-deep-1.0", "");
+        about(books_bytes(&levels), LevelBooks::new(levels.book).memory_bytes());
+        let arbiter = Arbiter::new(ArbiterConfig { window_packets: 4_096, ..ArbiterConfig::default() });
+        about(4_096 * WINDOW_PACKET_BYTES, arbiter.memory_bytes());
+    }
+}

@@ -1,0 +1,294 @@
+//! `[election]` and what stands below it
+
+use mdgw_election::{
+    identity::{NodeId, NodeName},
+    lease::OnSuspended,
+    timing::LeaseTiming,
+};
+use mdgw_pair::pair_link::PeerEnd;
+use toml::Spanned;
+
+use super::{NS_PER_MS, NS_PER_US, Resolver};
+use crate::config::{
+    file,
+    limits::{self, Bound},
+    resolved::{
+        Backend, ElectionConfig, GatewayConfig, LinkConfig, ON_SUSPENDED, PeerConfig, PoolConfig, SentinelChoice,
+        Threads,
+    },
+};
+
+impl Resolver<'_> {
+    pub(super) fn election(
+        &mut self,
+        written: &Spanned<file::Election>,
+        gateway: &GatewayConfig,
+        pools: &[PoolConfig],
+    ) -> Option<ElectionConfig> {
+        let (election, table) = (written.get_ref(), written.span());
+        let backend = self.backend(written);
+        let name = self.node_name(&election.name, &table);
+        let peers = self.peers(&election.peer, (NodeId(gateway.node), &name));
+        self.voters_fit(written, backend.as_ref(), &peers, NodeId(gateway.node));
+        self.members_fit(written, backend.as_ref(), &peers);
+        let preferred = election.preferred.as_ref().map(|_| NodeId(self.number(&election.preferred, limits::NODE)));
+        if let (Some(node), Some(place)) = (preferred, &election.preferred)
+            && node.0 != gateway.node
+            && !peers.iter().any(|peer| peer.node == node)
+        {
+            self.wrong(&place.span(), format!("{node}: neither this gateway nor an [[election.peer]] has this number"));
+        }
+        if peers.is_empty() {
+            self.warnings.push("election without any [[election.peer]]: nobody can take over".to_owned());
+        } else {
+            self.warn_of_what_a_pair_lacks(election, gateway);
+        }
+        let listeners_ms_max: u64 = self.number(&election.listeners_ms_max, limits::LISTENERS_MS_MAX);
+        let link = match &election.link {
+            Some(written) => self.link(written, &election.peer, listeners_ms_max),
+            None => {
+                for linked in election.peer.iter().filter_map(|peer| peer.get_ref().link.as_ref()) {
+                    self.wrong(&linked.span(), "`[election.link]` is missing: this gateway's own end");
+                }
+                None
+            }
+        };
+        let spread = self.spread(election, backend.as_ref());
+        let on_suspended = self.on_suspended(election, backend.as_ref());
+        self.moves_fit(election, backend.as_ref());
+        let tenure_ms: u64 = self.number(&election.tenure_ms, limits::TENURE_MS);
+        let priority: u8 = self.number(&election.priority, limits::PRIORITY);
+        let timing = self.timing(written);
+        self.session_fits(written, backend.as_ref(), &timing);
+        let listeners_ns_max = listeners_ms_max * NS_PER_MS;
+        // A lease that listeners have used up before its fence opens is renewed too late, each time.
+        let usable_ns = timing.lease_ns.saturating_sub(timing.margin_ns);
+        if 2 * listeners_ns_max > usable_ns {
+            let place = election.listeners_ms_max.as_ref().map_or_else(|| table.clone(), Spanned::span);
+            self.wrong(
+                &place,
+                format!(
+                    "listeners are waited for {} ms before a fence opens: must be at most half of lease - margin = {} ms / 2",
+                    listeners_ns_max / NS_PER_MS,
+                    usable_ns / NS_PER_MS
+                ),
+            );
+        }
+        Some(ElectionConfig {
+            backend: backend?,
+            name,
+            peers,
+            link,
+            timing,
+            on_suspended,
+            revision: self.number(&election.revision, limits::REVISION),
+            preferred,
+            spread,
+            tenure_ns: tenure_ms * NS_PER_MS,
+            core: self.election_core(election, pools),
+            priority: (priority > 0).then_some(priority),
+            listeners_ns_max,
+            kernel_fence: election.kernel_fence.as_ref().is_some_and(|wanted| *wanted.get_ref()),
+        })
+    }
+
+    /// Where it is not said: among more than two gateways, unless one of them is to lead all groups.
+    fn spread(&mut self, election: &file::Election, backend: Option<&Backend>) -> bool {
+        let can_be = backend.is_none_or(Backend::moves_groups);
+        let Some(written) = &election.spread else {
+            return can_be && election.peer.len() > 1 && election.preferred.is_none();
+        };
+        let is_wanted = *written.get_ref();
+        if is_wanted && !can_be {
+            self.wrong(&written.span(), NEVER_MOVES);
+        }
+        if is_wanted && election.preferred.is_some() {
+            self.wrong(&written.span(), "`preferred` puts all groups on one gateway");
+        }
+        is_wanted
+    }
+
+    /// What says when leadership moves by itself, where it never does.
+    fn moves_fit(&mut self, election: &file::Election, backend: Option<&Backend>) {
+        if backend.is_none_or(Backend::moves_groups) {
+            return;
+        }
+        for written in [&election.preferred, &election.tenure_ms].into_iter().flatten() {
+            self.wrong(&written.span(), NEVER_MOVES);
+        }
+    }
+
+    /// A connection is in doubt only where there is one, to a store.
+    fn on_suspended(&mut self, election: &file::Election, backend: Option<&Backend>) -> OnSuspended {
+        let wanted = self.one_of(election.on_suspended.as_ref(), &ON_SUSPENDED).unwrap_or_default();
+        if let (Some(written), Some(Backend::Quorum(_) | Backend::Emergent(_)), OnSuspended::Stop) =
+            (&election.on_suspended, backend, wanted)
+        {
+            self.wrong(
+                &written.span(),
+                "\"stop\": for backends with a store only; here a leader that too few answer goes on until its lease runs out",
+            );
+        }
+        wanted
+    }
+
+    fn link(
+        &mut self,
+        written: &Spanned<file::Link>,
+        peers: &[Spanned<file::Peer>],
+        listeners_ms_max: u64,
+    ) -> Option<LinkConfig> {
+        let (link, table) = (written.get_ref(), written.span());
+        let key_file = self.required(&link.key_file, &table, "key_file")?;
+        let listen = self.address(&link.listen, &table, "listen");
+        let peers = self.peer_ends(written, peers);
+        if peers.iter().any(|peer| peer.address == listen) {
+            self.wrong(&table, format!("{listen}: `listen` and `peer` are the same"));
+        }
+        let sentinel = match link.sentinel.as_ref().map(|written| (written, written.get_ref().as_str())) {
+            None | Some((_, "started")) => SentinelChoice::Started,
+            Some((_, "none")) => SentinelChoice::None,
+            Some((_, path)) if path.starts_with('/') => SentinelChoice::Service(path.into()),
+            Some((written, other)) => {
+                self.wrong(
+                    &written.span(),
+                    format!("{other:?}: must be \"started\", \"none\" or the path of a socket"),
+                );
+                SentinelChoice::None
+            }
+        };
+        let hang_limit_ns = self.hang_limit(link, &sentinel, listeners_ms_max);
+        let history_bytes = self.number(&link.history_bytes, limits::HISTORY_BYTES);
+        Some(LinkConfig { listen, peers, key_file: key_file.into(), sentinel, hang_limit_ns, history_bytes })
+    }
+
+    /// Of one other gateway `peer` says it, of several each one's `link`.
+    fn peer_ends(&mut self, written: &Spanned<file::Link>, peers: &[Spanned<file::Peer>]) -> Vec<PeerEnd> {
+        let (link, table) = (written.get_ref(), written.span());
+        if let Some(place) = link.peer.as_ref().map(Spanned::span)
+            && peers.len() > 1
+        {
+            self.wrong(&place, "names one gateway, and there are more [[election.peer]]: give each of them a `link`");
+            return Vec::new();
+        }
+        let is_linked = |peer: &Spanned<file::Peer>| peer.get_ref().link.is_some();
+        if peers.len() < 2 && !peers.iter().any(is_linked) {
+            return vec![PeerEnd { node: None, address: self.address(&link.peer, &table, "peer") }];
+        }
+        if let Some(place) = link.peer.as_ref().map(Spanned::span) {
+            self.wrong(&place, "is said twice: the [[election.peer]] has a `link`");
+        }
+        let mut ends: Vec<PeerEnd> = Vec::new();
+        for peer in peers {
+            let (peer, table) = (peer.get_ref(), peer.span());
+            let node: u8 = self.number(&peer.node, limits::NODE);
+            let address = self.address(&peer.link, &table, "link");
+            if ends.iter().any(|other| other.address == address) && peer.link.is_some() {
+                self.wrong(&table, format!("{address}: every gateway needs an address of its own"));
+            }
+            ends.push(PeerEnd { node: Some(node), address });
+        }
+        ends
+    }
+
+    fn warn_of_what_a_pair_lacks(&mut self, election: &file::Election, gateway: &GatewayConfig) {
+        let lacks = [
+            (
+                election.link.is_none(),
+                "[election.link] is missing: a death shows only when the lease has run out, nobody hands over in order, no gap is filled by the peer, and a gateway that comes back has to make its books anew",
+            ),
+            (gateway.audit_file.is_none(), "gateway.audit_file is not set: changes of leadership are noted nowhere"),
+            (
+                gateway.control_socket.is_none(),
+                "gateway.control_socket is not set: `mdgw ha` and `mdgw top` cannot ask this gateway",
+            ),
+        ];
+        self.warnings.extend(lacks.into_iter().filter(|(is_so, _)| *is_so).map(|(_, text)| text.to_owned()));
+    }
+
+    fn hang_limit(&mut self, link: &file::Link, sentinel: &SentinelChoice, listeners_ms_max: u64) -> Option<u64> {
+        let limit_ms: u64 = self.number(&link.hang_limit_ms, limits::HANG_LIMIT_MS);
+        let place = link.hang_limit_ms.as_ref().filter(|_| limit_ms > 0)?.span();
+        let least_ms = limits::HANG_LIMIT_MS_MIN + listeners_ms_max;
+        if limit_ms < least_ms {
+            let message = format!(
+                "{limit_ms}: must be 0 or at least {} + listeners_ms_max = {least_ms}",
+                limits::HANG_LIMIT_MS_MIN
+            );
+            self.wrong(&place, message);
+        }
+        if *sentinel == SentinelChoice::None {
+            self.wrong(&place, "`sentinel = \"none\"`: nobody could see a hang");
+        }
+        Some(limit_ms * NS_PER_MS)
+    }
+
+    /// The profile, and what is set over it. Whether it is safe is said with the arithmetic.
+    fn timing(&mut self, written: &Spanned<file::Election>) -> LeaseTiming {
+        let election = written.get_ref();
+        let profiles = LeaseTiming::PROFILES.map(|(name, timing)| (timing, name));
+        let profile = self.one_of(election.profile.as_ref(), &profiles).unwrap_or_default();
+        let mut or = |value: &file::Written<i64>, bound: Bound, unit_ns: u64, default_ns: u64| {
+            value.as_ref().map_or(default_ns, |_| self.number::<u64>(value, bound) * unit_ns)
+        };
+        let lease_ns = or(&election.lease_ms, limits::LEASE_MS, NS_PER_MS, profile.lease_ns);
+        let renew_ns = or(&election.renew_ms, limits::RENEW_MS, NS_PER_MS, profile.renew_ns);
+        let margin_ns = or(&election.margin_ms, limits::MARGIN_MS, NS_PER_MS, profile.margin_ns);
+        let send_ns_max = or(&election.send_us_max, limits::SEND_US_MAX, NS_PER_US, margin_ns / 2);
+        let rate_error_ppm = self.number(&election.rate_error_ppm, limits::RATE_ERROR_PPM);
+        let timing = LeaseTiming { lease_ns, renew_ns, margin_ns, send_ns_max, rate_error_ppm };
+        if let Err(error) = timing.check() {
+            let set = [&election.margin_ms, &election.renew_ms, &election.lease_ms, &election.send_us_max];
+            let place = super::first_place(set).unwrap_or_else(|| written.span());
+            self.wrong(&place, error.to_string());
+        }
+        timing
+    }
+
+    fn peers(&mut self, written: &[Spanned<file::Peer>], own: (NodeId, &NodeName)) -> Vec<PeerConfig> {
+        let mut peers: Vec<PeerConfig> = Vec::new();
+        for peer in written {
+            let (peer, table) = (peer.get_ref(), peer.span());
+            let node = NodeId(self.required_number(&peer.node, limits::NODE, &table, "node"));
+            let name = self.node_name(&peer.name, &table);
+            let others = peers.iter().map(|other| (other.node, &other.name));
+            if others.chain([own]).any(|(of, named)| of == node || *named == name) {
+                self.wrong(&table, format!("node {node} {name}: every gateway needs a number and a name of its own"));
+            }
+            peers.push(PeerConfig { node, name });
+        }
+        if peers.len() > limits::PEERS_MAX
+            && let Some(last) = written.last()
+        {
+            self.wrong(&last.span(), format!("{} peers: must be at most {}", peers.len(), limits::PEERS_MAX));
+        }
+        peers
+    }
+
+    fn node_name(&mut self, written: &file::Written<String>, table: &std::ops::Range<usize>) -> NodeName {
+        self.required(written, table, "name");
+        let name = written.as_ref().and_then(|name| NodeName::new(name.get_ref()));
+        if let (Some(written), None) = (written, &name) {
+            let message = format!("{:?}: must be 1 to 64 letters, digits, -, _ or .", written.get_ref());
+            self.wrong(&written.span(), message);
+        }
+        name.unwrap_or_else(|| NodeName::new("unnamed").unwrap_or_else(|| unreachable!("a sound name")))
+    }
+
+    /// A core that no pool has: a busy pool would make renewals late.
+    fn election_core(&mut self, election: &file::Election, pools: &[PoolConfig]) -> Option<usize> {
+        let written = election.core.as_ref()?;
+        let core: usize = self.number(&election.core, limits::CORE);
+        let owner = pools.iter().find(|pool| match &pool.threads {
+            Threads::Pinned(cores) => cores.contains(&core),
+            Threads::Unpinned(_) => false,
+        });
+        if let Some(pool) = owner {
+            let message = format!("{core}: is a core of pool {}, whose work would make renewals late", pool.name);
+            self.wrong(&written.span(), message);
+        }
+        Some(core)
+    }
+}
+
+const NEVER_MOVES: &str = "under this backend no gateway hands over by itself";

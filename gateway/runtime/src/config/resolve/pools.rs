@@ -1,0 +1,99 @@
+//! `[[pool]]`
+
+use std::collections::BTreeMap;
+
+use mdgw_engine::dispatch::{PromotionPolicy, WaitPolicy};
+use toml::Spanned;
+
+use super::{NS_PER_US, Resolver};
+use crate::config::{
+    file, limits,
+    resolved::{IoBackend, PROMOTION_POLICIES, PoolConfig, Threads, WAIT_POLICIES},
+};
+
+impl Resolver<'_> {
+    pub(super) fn pools(&mut self, file: &file::File) -> Vec<PoolConfig> {
+        if file.pool.is_empty() {
+            self.wrong(&(0..0), "there must be at least one [[pool]]");
+        }
+        let mut taken_cores = BTreeMap::new();
+        let mut pools: Vec<PoolConfig> = Vec::new();
+        for written in &file.pool {
+            let pool = self.pool(written, &mut taken_cores);
+            if pools.iter().any(|other| other.name == pool.name) {
+                let place = written.get_ref().name.as_ref().map_or_else(|| written.span(), Spanned::span);
+                self.wrong(&place, format!("{:?}: another pool has this name", pool.name));
+            }
+            pools.push(pool);
+        }
+        pools
+    }
+
+    fn pool(&mut self, written: &Spanned<file::Pool>, taken_cores: &mut BTreeMap<usize, String>) -> PoolConfig {
+        let pool = written.get_ref();
+        let name = self.required(&pool.name, &written.span(), "name").cloned().unwrap_or_default();
+        if let Some(written) = &pool.name {
+            self.plain_name(written);
+        }
+        let wait = self.one_of(pool.wait.as_ref(), &WAIT_POLICIES).unwrap_or(WaitPolicy::SpinThenPark);
+        let threads = self.threads(written, &name, taken_cores);
+        let priority: u8 = self.number(&pool.priority, limits::PRIORITY);
+        if matches!(threads, Threads::Unpinned(_)) && wait == WaitPolicy::Spin {
+            self.warnings.push(format!(
+                "pool {name:?} spins on threads without cores of their own: they burn whatever core they get"
+            ));
+            if let (true, Some(place)) = (priority > 0, &pool.priority) {
+                self.wrong(&place.span(), format!("{priority}: an unpinned thread that spins under SCHED_FIFO can hang the host; give the pool `cores` or take `wait = \"park\"`"));
+            }
+        }
+        PoolConfig {
+            threads,
+            io: self.one_of(pool.io.as_ref(), IoBackend::NAMES).unwrap_or_default(),
+            wait,
+            promotion: self
+                .one_of(pool.promotion.as_ref(), &PROMOTION_POLICIES)
+                .unwrap_or_else(|| PromotionPolicy::default_for(wait)),
+            spin_ns: self.number::<u64>(&pool.spin_us, limits::SPIN_US) * NS_PER_US,
+            quota_packets: self.number(&pool.quota, limits::QUOTA),
+            batch_events: self.number(&pool.batch, limits::BATCH),
+            priority: (priority > 0).then_some(priority),
+            name,
+        }
+    }
+
+    fn threads(
+        &mut self,
+        written: &Spanned<file::Pool>,
+        name: &str,
+        taken_cores: &mut BTreeMap<usize, String>,
+    ) -> Threads {
+        let pool = written.get_ref();
+        let Some(cores) = &pool.cores else {
+            if pool.threads.is_none() {
+                self.wrong(
+                    &written.span(),
+                    "`cores` is missing (or `threads`, for threads without a core of their own)",
+                );
+            }
+            return Threads::Unpinned(self.number(&pool.threads, limits::THREADS));
+        };
+        if let Some(threads) = &pool.threads {
+            self.wrong(&threads.span(), "`threads` is for pools without `cores`, which has one thread for each");
+        }
+        if cores.get_ref().is_empty() {
+            self.wrong(&cores.span(), "[]: must name at least one core");
+        }
+        let mut pinned = Vec::new();
+        for core in cores.get_ref() {
+            let number: usize = self.number(&Some(core.clone()), limits::CORE);
+            if let Some(other) = taken_cores.insert(number, name.to_owned()) {
+                self.wrong(
+                    &core.span(),
+                    format!("{number}: a thread of pool {other:?} is pinned to this core already"),
+                );
+            }
+            pinned.push(number);
+        }
+        Threads::Pinned(pinned)
+    }
+}

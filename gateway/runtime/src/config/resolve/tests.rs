@@ -1,0 +1,835 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::path::Path;
+
+use expect_test::{Expect, expect};
+use mdgw_election::timing::LeaseTiming;
+use mdgw_engine::dispatch::{PromotionPolicy, WaitPolicy};
+
+use crate::config::{
+    Changes, ConfigError, Resolved,
+    resolved::{LogLevel, Threads},
+};
+
+const SMALL: &str = r#"[gateway]
+state_file = "state"
+
+[[pool]]
+name = "main"
+cores = [2]
+wait = "spin"
+
+[[channel]]
+id = 1
+name = "nasdaq"
+feed = "nasdaq-itch-5.0"
+
+[[channel.line]]
+group = "233.54.12.111:26477"
+interface = "lo"
+
+[[output]]
+groups = [1]
+
+[[output.line]]
+address = "239.1.1.1:31000"
+interface = "lo"
+
+[retransmission]
+listen = "127.0.0.1:31100"
+allowed = ["127.0.0.0/8"]
+"#;
+
+fn load(text: &str) -> Result<Resolved, ConfigError> {
+    Resolved::from_text(Path::new("x.toml"), text)
+}
+
+/// Replaces `from`, which must be there, by `to`.
+fn edited(from: &str, to: &str) -> String {
+    assert!(SMALL.contains(from), "{from}");
+    SMALL.replacen(from, to, 1)
+}
+
+fn refused(text: &str, expected: Expect) {
+    expected.assert_eq(&load(text).unwrap_err().to_string());
+}
+
+#[test]
+fn a_small_configuration_gets_its_defaults() {
+    let resolved = load(SMALL).unwrap();
+    assert_eq!(resolved.warnings, Vec::<String>::new());
+    let pool = &resolved.pools[0];
+    assert_eq!(
+        (&pool.threads, pool.wait, pool.promotion),
+        (&Threads::Pinned(vec![2]), WaitPolicy::Spin, PromotionPolicy::Strict)
+    );
+    let channel = &resolved.channels[0];
+    assert_eq!((channel.group.0, channel.pool, channel.gap_timeout_ns), (1, 0, 2_000_000));
+    assert!(channel.window_packets > pool.quota_packets * channel.lines.len());
+}
+
+#[test]
+fn promotion_follows_the_wait_policy_unless_given() {
+    let promotion = |text: &str| load(text).unwrap().pools[0].promotion;
+    assert_eq!(promotion(&edited("\"spin\"", "\"park\"")), PromotionPolicy::Lazy);
+    assert_eq!(promotion(&edited("\"spin\"", "\"park\"\npromotion = \"strict\"")), PromotionPolicy::Strict);
+}
+
+#[test]
+fn shipped_configurations_load() {
+    for name in ["mdgw.toml", "loopback.toml", "pair.toml", "votes.toml", "groups.toml"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops/config").join(name);
+        let resolved = Resolved::load(&path).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(resolved.warnings, Vec::<String>::new(), "{name}");
+    }
+}
+
+#[test]
+fn defaults_in_the_shipped_comments_are_the_defaults() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops/config/mdgw.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let is_key = |line: &str| {
+        line.split_once(" = ").is_some_and(|(key, _)| key.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+    };
+    let mut uncommented = String::new();
+    let mut count = 0;
+    for line in text.lines() {
+        match line.strip_prefix("# ") {
+            Some(rest) if is_key(rest) && !rest.starts_with("date") => {
+                uncommented.push_str(rest);
+                count += 1;
+            }
+            _ => uncommented.push_str(line),
+        }
+        uncommented.push('\n');
+    }
+    assert!(count > 25, "{count} commented keys found");
+    let [plain, explicit] =
+        [&text, &uncommented].map(|text| Resolved::from_text(&path, text).unwrap_or_else(|e| panic!("{e}")));
+    assert_eq!(plain.settings(), explicit.settings());
+}
+
+#[test]
+fn defaults_in_the_pairs_comments_are_the_defaults() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops/config/pair.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (before, election) = text.split_once("[election]").unwrap();
+    let has_default =
+        |line: &&str| line.contains(" = ") && !line.starts_with("# preferred") && !line.starts_with("# core");
+    let lines = election
+        .lines()
+        .map(|line| Some(line).filter(has_default).and_then(|line| line.strip_prefix("# ")).unwrap_or(line));
+    let explicit = format!("{before}[election]{}\n", lines.collect::<Vec<_>>().join("\n"));
+    assert_ne!(explicit, text);
+    let [plain, explicit] = [&text, &explicit].map(|text| load(text).unwrap_or_else(|error| panic!("{error}")));
+    assert_eq!(plain.settings(), explicit.settings());
+}
+
+#[test]
+fn unknown_keys_are_refused_with_the_likely_one() {
+    refused(
+        &edited("wait =", "wiat ="),
+        expect![
+            "x.toml:7:1: pool[0].wiat: unknown key `wiat`; did you mean `wait`? known here: name, cores, threads, io, wait, promotion, spin_us, quota, batch, priority"
+        ],
+    );
+    refused(
+        &edited("[[channel.line]]", "[[channel.lines]]"),
+        expect![
+            "x.toml:14:11: channel[0].lines[0]: unknown key `lines`; did you mean `line`? known here: id, name, feed, group, pool, schemas, date, window_packets, gap_timeout_us, line_silence_ms, orders_max, levels_max, instruments_max, order_store, line, recovery"
+        ],
+    );
+    refused(
+        &edited("[[output]]", "[[ouptut]]"),
+        expect![
+            "x.toml:18:3: ouptut[0]: unknown key `ouptut`; did you mean `output`? known here: gateway, pool, channel, output, retransmission, election, latency, log"
+        ],
+    );
+    refused(
+        &edited("id = 1", "id = 1\ncolour = 3"),
+        expect![
+            "x.toml:11:1: channel[0].colour: unknown key `colour`; known here: id, name, feed, group, pool, schemas, date, window_packets, gap_timeout_us, line_silence_ms, orders_max, levels_max, instruments_max, order_store, line, recovery"
+        ],
+    );
+}
+
+#[test]
+fn wrong_types_and_values_name_key_value_and_range() {
+    refused(
+        &edited("id = 1", "id = 70000"),
+        expect!["x.toml:10:6: channel[0].id: 70000: must be 0 to 65535 (channel number)"],
+    );
+    refused(
+        &edited("id = 1", "id = \"one\""),
+        expect![[r#"x.toml:10:6: channel[0].id: invalid type: string "one", expected a whole number"#]],
+    );
+    refused(
+        &edited("cores = [2]", "cores = [2, 4096]"),
+        expect!["x.toml:6:13: pool[0].cores[1]: 4096: must be 0 to 1023 (core number)"],
+    );
+    refused(
+        &edited("\"spin\"", "\"sleep\""),
+        expect![[r#"x.toml:7:8: pool[0].wait: "sleep": must be one of: spin, park, spin-then-park"#]],
+    );
+    refused(
+        &edited("nasdaq-itch-5.0", "nasdaq-itch-5"),
+        expect![[
+            r#"x.toml:12:8: channel[0].feed: "nasdaq-itch-5": did you mean "nasdaq-itch-5.0"? must be one of: nasdaq-itch-5.0, bx-itch-5.0, psx-itch-5.0, iex-tops-1.6, iex-deep-1.0"#
+        ]],
+    );
+    refused(
+        &edited("233.54.12.111:26477", "233.54.12.111"),
+        expect![[
+            r#"x.toml:15:9: channel[0].line[0].group: "233.54.12.111": expected IPv4 address and port, such as 233.54.12.111:26477"#
+        ]],
+    );
+    refused(
+        &edited("233.54.12.111:26477", "233.54.12.111:0"),
+        expect![[
+            r#"x.toml:15:9: channel[0].line[0].group: "233.54.12.111:0": port must be 1 to 65535, no broadcast address"#
+        ]],
+    );
+    refused(
+        &edited("127.0.0.0/8", "127.0.0.1/8"),
+        expect![[
+            r#"x.toml:27:12: retransmission.allowed[0]: "127.0.0.1/8": expected a network without host bits, such as "10.1.0.0/16""#
+        ]],
+    );
+    refused(
+        &edited("interface = \"lo\"", "interface = \"a name that is too long\""),
+        expect![[
+            r#"x.toml:16:13: channel[0].line[0].interface: "a name that is too long": expected the name (1 to 15 bytes) or IPv4 address of an interface"#
+        ]],
+    );
+    refused(
+        &edited("[[pool]]", "[pool]"),
+        expect!["x.toml:4:1: pool: there may be several of these: write [[pool]], with two brackets"],
+    );
+    refused(
+        &edited("id = 1", "id = "),
+        expect!["x.toml:10:6: this is no TOML: string values must be quoted, expected literal string: id ="],
+    );
+    refused(
+        &edited("id = 1", "id = 1\ndate = \"2019-02-30\""),
+        expect![[r#"x.toml:11:8: channel[0].date: "2019-02-30": expected a day, such as "2019-01-30""#]],
+    );
+}
+
+#[test]
+fn what_is_no_toml_is_shown_with_its_line() {
+    refused(
+        &edited("[[pool]]", "[[pool]"),
+        expect!["x.toml:4:8: this is no TOML: unclosed array table, expected `]`: [[pool]"],
+    );
+    refused(
+        &edited("wait = \"spin\"", "wait = \"spin"),
+        expect![[r#"x.toml:7:13: this is no TOML: invalid basic string, expected `"`: wait = "spin"#]],
+    );
+    refused(
+        &edited("wait = \"spin\"", "wait \"spin\""),
+        expect![[r#"x.toml:7:6: this is no TOML: key with no value, expected `=`: wait "spin""#]],
+    );
+    refused(
+        &edited("cores = [2]", "cores = [2"),
+        expect![[r#"x.toml:7:1: this is no TOML: missing comma between array elements, expected `,`: wait = "spin""#]],
+    );
+    refused("[gateway]\n[gateway]\n", expect!["x.toml:2:2: this is no TOML: duplicate key: [gateway]"]);
+}
+
+#[test]
+fn missing_keys_name_their_table() {
+    refused(&edited("state_file = \"state\"\n", ""), expect!["x.toml:1:1: gateway: `state_file` is missing"]);
+    refused(&edited("id = 1\n", ""), expect!["x.toml:9:1: channel[0]: `id` is missing"]);
+    refused(&edited("interface = \"lo\"\n", ""), expect!["x.toml:14:1: channel[0].line[0]: `interface` is missing"]);
+    refused("", expect!["x.toml:1:1: `gateway` is missing"]);
+    refused(
+        "[gateway]\n",
+        expect![[r#"
+            3 problems
+            x.toml:1:1: gateway: `state_file` is missing
+            x.toml:1:1: there must be at least one [[pool]]
+            x.toml:1:1: there must be at least one [[channel]]"#]],
+    );
+}
+
+#[test]
+fn relations_between_keys_show_their_arithmetic() {
+    refused(
+        &edited("id = 1", "id = 1\nwindow_packets = 64"),
+        expect![[
+            r#"x.toml:11:18: channel[0].window_packets: window_packets = 64: must be more than one drain can bring: quota 64 of pool "main" x 1 lines = 64 packets"#
+        ]],
+    );
+    refused(
+        &edited("state_file", "segment_bytes = 1048576\nretention_bytes = 2621440\nstate_file"),
+        expect![
+            "x.toml:3:19: gateway.retention_bytes: retention_bytes = 2621440: must be at least 2 and a whole number of segments; it is 2.50 segments of 1048576 bytes"
+        ],
+    );
+}
+
+#[test]
+fn things_used_twice_are_refused() {
+    refused(
+        &edited("cores = [2]", "cores = [2, 2]"),
+        expect![[r#"x.toml:6:13: pool[0].cores[1]: 2: a thread of pool "main" is pinned to this core already"#]],
+    );
+    let second = "[[channel]]\nid = 1\nname = \"nasdaq\"\nfeed = \"bx-itch-5.0\"\n[[channel.line]]\ngroup = \"233.54.12.111:26477\"\ninterface = \"lo\"\n\n[[output]]";
+    refused(
+        &edited("[[output]]", second),
+        expect![[r#"
+            3 problems
+            x.toml:19:6: channel[1].id: 1: channel "nasdaq" has this number
+            x.toml:20:8: channel[1].name: "nasdaq": another channel has this name
+            x.toml:23:9: channel[1].line[0].group: 233.54.12.111:26477 on lo: line A of channel "nasdaq" listens there already; what one reads the other would miss"#]],
+    );
+    refused(
+        &edited("239.1.1.1:31000", "233.54.12.111:26477"),
+        expect![[
+            r#"x.toml:22:11: output[0].line[0].address: 233.54.12.111:26477: line A of channel "nasdaq" listens there; the gateway would read its own output"#
+        ]],
+    );
+    let twice = "[[output.line]]\naddress = \"239.1.1.1:31000\"\ninterface = \"lo\"\n[[output.line]]";
+    refused(
+        &edited("[[output.line]]", twice),
+        expect!["x.toml:25:11: output[0].line[1].address: 239.1.1.1:31000 on lo: another output line sends there"],
+    );
+    refused(
+        &edited("groups = [1]", "groups = [1, 1]"),
+        expect!["x.toml:19:14: output[0].groups[1]: 1: an output carries this group already"],
+    );
+}
+
+#[test]
+fn what_a_feed_cannot_do_is_refused() {
+    let iex = edited("nasdaq-itch-5.0", "iex-tops-1.6");
+    let more = "id = 1\nschemas = [\"mbo\", \"mbp-10\", \"mbp-1\"]\norders_max = 5000";
+    refused(
+        &edited("nasdaq-itch-5.0", "iex-deep-1.0").replacen("id = 1", "id = 1\nschemas = [\"trades\", \"mbo\"]", 1),
+        expect![[
+            r#"x.toml:11:22: channel[0].schemas[1]: "mbo": iex-deep-1.0 does not carry what this schema needs; it gives: mbp-1, mbp-10, trades, status, definition, imbalance, statistics"#
+        ]],
+    );
+    refused(
+        &edited("id = 1", "id = 1\nschemas = [\"mbo\", \"trades\", \"mbo\"]"),
+        expect![[r#"x.toml:11:29: channel[0].schemas[2]: "mbo": named twice"#]],
+    );
+    refused(
+        &iex.replacen("id = 1", more, 1),
+        expect![[r#"
+            2 problems
+            x.toml:11:19: channel[0].schemas[1]: "mbp-10": iex-tops-1.6 does not carry what this schema needs; it gives: mbo, mbp-1, trades, status, definition, imbalance, statistics
+            x.toml:12:14: channel[0].orders_max: iex-tops-1.6 tells no single orders, so there is nothing to limit or store"#]],
+    );
+    refused(
+        &iex.replacen("[[output]]", "[channel.recovery]\nserver = \"1.2.3.4:5\"\n[[output]]", 1),
+        expect![
+            "x.toml:18:1: channel[0].recovery: iex-tops-1.6 has no retransmission server for datagrams; leave this table out"
+        ],
+    );
+}
+
+#[test]
+fn pools_are_named_and_chosen() {
+    let two = edited("[[channel]]", "[[pool]]\nname = \"side\"\nthreads = 1\n\n[[channel]]");
+    refused(&two, expect!["x.toml:13:1: channel[0]: `pool` is missing: there are 2 to choose from"]);
+    assert_eq!(load(&two.replacen("id = 1", "id = 1\npool = \"side\"", 1)).unwrap().channels[0].pool, 1);
+    refused(
+        &two.replacen("id = 1", "id = 1\npool = \"sied\"", 1),
+        expect![[r#"x.toml:15:8: channel[0].pool: "sied": did you mean "side"? must be one of: main, side"#]],
+    );
+    refused(
+        &edited("cores = [2]", "threads = 2\npriority = 10"),
+        expect![[
+            r#"x.toml:7:12: pool[0].priority: 10: an unpinned thread that spins under SCHED_FIFO can hang the host; give the pool `cores` or take `wait = "park"`"#
+        ]],
+    );
+}
+
+#[test]
+fn the_same_group_may_be_read_twice_from_different_senders() {
+    let line = |source: &str| {
+        format!("[[channel.line]]\ngroup = \"233.54.12.111:26477\"\ninterface = \"lo\"\nsource = [\"{source}\"]\n\n")
+    };
+    let lines = |a: &str, b: &str| {
+        let (head, rest) = SMALL.split_once("[[channel.line]]").unwrap();
+        let (_, tail) = rest.split_once("[[output]]").unwrap();
+        format!("{head}{}{}[[output]]{tail}", line(a), line(b))
+    };
+    assert_eq!(load(&lines("10.0.0.1", "10.0.0.2")).unwrap().channels[0].lines.len(), 2);
+    refused(
+        &lines("10.0.0.1", "10.0.0.1"),
+        expect![[
+            r#"x.toml:20:9: channel[0].line[1].group: 233.54.12.111:26477 on lo: line A of channel "nasdaq" listens there already; what one reads the other would miss"#
+        ]],
+    );
+}
+
+#[test]
+fn a_reload_changes_what_may_change_and_nothing_else() {
+    let old = load(SMALL).unwrap();
+    assert_eq!(Resolved::diff_reloadable(&old, &old), Ok(Changes::default()));
+    let new = load(&format!(
+        "{}[log]\nlevel = \"debug\"\n[latency]\ninterval_ms = 500\n",
+        edited("127.0.0.0/8", "10.0.0.0/8")
+    ))
+    .unwrap();
+    let changes = Resolved::diff_reloadable(&old, &new).unwrap();
+    assert_eq!((changes.log_level, changes.latency_interval_ns), (Some(LogLevel::Debug), Some(500_000_000)));
+    assert_eq!(changes.retransmission.unwrap().allowed, ["10.0.0.0/8".parse().unwrap()]);
+
+    let new = load(&edited("cores = [2]", "cores = [3]").replace("[\"127.0.0.0/8\"]", "[]")).unwrap();
+    let refused = Resolved::diff_reloadable(&old, &new).unwrap_err();
+    let refused: Vec<String> =
+        refused.iter().map(|change| format!("{} {:?} {:?}", change.key, change.old, change.new)).collect();
+    assert_eq!(refused, ["pool.main.cores Some(\"[2]\") Some(\"[3]\")"]);
+}
+
+#[test]
+fn a_reload_neither_starts_nor_ends_the_retransmission_service() {
+    let old = load(SMALL).unwrap();
+    let new = load(SMALL.split_once("[retransmission]").unwrap().0).unwrap();
+    assert!(Resolved::diff_reloadable(&old, &new).is_err());
+    assert!(Resolved::diff_reloadable(&new, &old).is_err());
+}
+
+/// [`SMALL`] with an election by these lines.
+fn with_election(lines: &str) -> String {
+    format!("{SMALL}\n[election]\nname = \"gw0\"\n{lines}\n[[election.peer]]\nnode = 1\nname = \"gw1\"\n")
+}
+
+#[test]
+#[cfg(not(feature = "etcd"))]
+fn a_store_that_is_not_built_in_names_its_feature() {
+    refused(
+        &with_election("backend = \"etcd\"\n[election.etcd]\nendpoints = [\"10.0.0.1:2379\"]\n"),
+        expect![[
+            r#"x.toml:31:11: election.backend: "etcd": this mdgw was built without it; build it with `--features etcd`"#
+        ]],
+    );
+}
+
+#[test]
+#[cfg(feature = "etcd")]
+fn an_election_by_etcd_is_shown_with_its_defaults() {
+    let text = "backend = \"etcd\"\n[election.etcd]\nendpoints = [\"10.0.0.1:2379\", \"etcd-2:2379\"]\nca_file = \"ca.pem\"\n\
+                certificate_file = \"c.pem\"\nkey_file = \"c.key\"\nuser = \"mdgw\"\npassword_file = \"secret\"\n";
+    let resolved = load(&with_election(text)).unwrap();
+    let settings = resolved.settings().into_iter().filter(|(key, _)| is_of_store(key));
+    let lines: Vec<String> = settings.map(|(key, value)| format!("{key} = {value}")).collect();
+    expect![[r#"
+        election.backend = "etcd"
+        election.etcd.endpoints = ["10.0.0.1:2379", "etcd-2:2379"]
+        election.etcd.request_timeout_ms = 1000
+        election.etcd.user = "mdgw"
+        election.etcd.password_file = "secret"
+        election.etcd.prefix = "/mdgw/"
+        election.etcd.ca_file = "ca.pem"
+        election.etcd.certificate_file = "c.pem"
+        election.etcd.key_file = "c.key""#]]
+    .assert_eq(&lines.join("\n"));
+    let mut explained = String::new();
+    crate::config::explain::explain(&resolved, &mut explained).unwrap();
+    let line = explained.lines().find(|line| line.starts_with("election")).unwrap();
+    expect!["election     as gw0 (node 0), by records in etcd, encrypted, at 10.0.0.1:2379, etcd-2:2379, user mdgw: keys /mdgw/group-N, one for each group"]
+        .assert_eq(line);
+}
+
+#[test]
+#[cfg(feature = "etcd")]
+fn wrong_keys_of_etcd_are_refused_each_with_its_place() {
+    refused(
+        &with_election(
+            "backend = \"etcd\"\n[election.etcd]\nendpoints = [\"http://a:1\", \"b:0\", \"c:1\", \"c:1\"]\n\
+             key_file = \"c.key\"\nuser = \"mdgw\"\nrequest_timeout_ms = 0\n[election.zookeeper]\n",
+        ),
+        expect![[r#"
+            7 problems
+            x.toml:33:14: election.etcd.endpoints[0]: "http://a:1": expected host and port, such as "10.0.0.1:2379"
+            x.toml:33:28: election.etcd.endpoints[1]: "b:0": expected host and port, such as "10.0.0.1:2379"
+            x.toml:33:42: election.etcd.endpoints[3]: "c:1": stands here twice
+            x.toml:34:12: election.etcd.key_file: `certificate_file` is missing beside it
+            x.toml:35:8: election.etcd.user: `password_file` is missing beside it
+            x.toml:36:22: election.etcd.request_timeout_ms: 0: must be 1 to 60000 (milliseconds)
+            x.toml:37:1: election.zookeeper: for `backend = "zookeeper"` only; this one is "etcd""#]],
+    );
+    refused(&with_election("backend = \"etcd\"\n"), expect!["x.toml:29:1: election: `[election.etcd]` is missing"]);
+    refused(
+        &with_election("backend = \"ectd\"\n"),
+        expect![[
+            r#"x.toml:31:11: election.backend: "ectd": did you mean "etcd"? must be one of: file, etcd, zookeeper, quorum, emergent"#
+        ]],
+    );
+    refused(&with_election(""), expect!["x.toml:29:1: election: `backend` is missing"]);
+}
+
+#[test]
+#[cfg(feature = "zookeeper")]
+fn an_election_by_zookeeper_is_shown_and_its_path_checked() {
+    let text = "backend = \"zookeeper\"\n[election.zookeeper]\nendpoints = [\"10.0.0.1:2181\"]\n";
+    let resolved = load(&with_election(text)).unwrap();
+    let settings = resolved.settings().into_iter().filter(|(key, _)| is_of_store(key));
+    let lines: Vec<String> = settings.map(|(key, value)| format!("{key} = {value}")).collect();
+    expect![[r#"
+        election.backend = "zookeeper"
+        election.zookeeper.endpoints = ["10.0.0.1:2181"]
+        election.zookeeper.request_timeout_ms = 1000
+        election.zookeeper.path = "/mdgw"
+        election.zookeeper.mode = "lease""#]]
+    .assert_eq(&lines.join("\n"));
+    let refused_session = with_election(&format!("{text}session_ms = 400\n"));
+    refused(
+        &refused_session,
+        expect![[r#"x.toml:34:14: election.zookeeper.session_ms: for `mode = "latch"` only: a lease has no session"#]],
+    );
+    let latch = load(&with_election(&format!("{text}session_ms = 400\nmode = \"latch\"\n"))).unwrap();
+    let mut explained = String::new();
+    crate::config::explain::explain(&latch, &mut explained).unwrap();
+    let line = explained.lines().find(|line| line.starts_with("election")).unwrap();
+    expect!["election     as gw0 (node 0), by lines in ZooKeeper, with sessions of 400ms, at 10.0.0.1:2181: nodes /mdgw/line-N, one for each group"]
+        .assert_eq(line);
+    refused(
+        &with_election(&format!("{text}path = \"/mdgw/\"\nuser = \"u\"\n")),
+        expect![[r#"
+        2 problems
+        x.toml:34:8: election.zookeeper.path: "/mdgw/": expected a path such as "/mdgw" of letters, digits, -, _ and .
+        x.toml:35:8: election.zookeeper.user: `password_file` is missing beside it"#]],
+    );
+}
+
+#[test]
+#[cfg(feature = "zookeeper")]
+fn a_latch_is_explained_by_its_session_and_refused_what_it_would_ignore_or_never_stand_with() {
+    let latch = |more: &str, session: &str| {
+        with_election(&format!(
+            "backend = \"zookeeper\"\n{more}\n[election.zookeeper]\nendpoints = [\"10.0.0.1:2181\"]\nmode = \"latch\"\n{session}"
+        ))
+    };
+    let explained = |text: &str| {
+        let mut explained = String::new();
+        crate::config::explain::explain(&load(text).unwrap(), &mut explained).unwrap();
+        let lines = explained.lines().skip_while(|line| !line.starts_with("election")).skip(1);
+        let lines = lines.take_while(|line| !line.starts_with("  kernel")).map(str::trim_start);
+        lines.collect::<Vec<_>>().join("\n")
+    };
+    expect![[r#"
+          session    4 s, or what the ensemble grants; a leader writes every 20 ms
+          deadline   sending of the last write that was answered + two thirds of the session - margin 20 ms: about 2646 ms
+          takes over when the ensemble has ended the session, 4 s or more after it last heard of it, and a swap; at once after a release or a notice of death
+          in doubt   publishes on until the deadline
+          with       gw1 (node 1)
+          link       none: no notices of death"#]]
+    .assert_eq(&explained(&latch("", "")));
+    assert!(explained(&latch("on_suspended = \"stop\"", "")).contains("in doubt   stops at once"));
+    refused(
+        &latch("preferred = 1\ntenure_ms = 0", ""),
+        expect![[r#"
+            2 problems
+            x.toml:32:13: election.preferred: under this backend no gateway hands over by itself
+            x.toml:33:13: election.tenure_ms: under this backend no gateway hands over by itself"#]],
+    );
+    refused(
+        &latch("profile = \"calm\"", "session_ms = 1000\n"),
+        expect![
+            "x.toml:36:14: election.zookeeper.session_ms: renewal every 200 ms must be at most a third of two thirds of session 1000 ms - margin 200 ms: (666.666666 - 200) / 3 = 155.555555 ms"
+        ],
+    );
+    load(&latch("profile = \"calm\"", "session_ms = 1200\n")).unwrap();
+    refused(
+        &latch("renew_ms = 900\nlease_ms = 10000", ""),
+        expect![
+            "x.toml:34:1: election.zookeeper: renewal every 900 ms must be at most a third of two thirds of session 4000 ms - margin 20 ms: (2666.666666 - 20) / 3 = 882.222222 ms"
+        ],
+    );
+}
+
+#[test]
+fn a_hang_limit_is_longer_than_a_sound_gateway_may_wait_and_has_somebody_who_looks() {
+    let linked = |more: &str| {
+        let link = "[election.link]\nlisten = \"127.0.0.1:1\"\npeer = \"127.0.0.1:2\"\nkey_file = \"key\"\n";
+        with_file_election(&format!("kernel_fence = true\n{link}{more}"))
+    };
+    let election = load(&linked("hang_limit_ms = 205")).unwrap().election.unwrap();
+    assert!(election.kernel_fence);
+    assert_eq!(election.link.unwrap().hang_limit_ns, Some(205_000_000));
+    assert_eq!(load(&linked("hang_limit_ms = 0")).unwrap().election.unwrap().link.unwrap().hang_limit_ns, None);
+    refused(
+        &linked("hang_limit_ms = 204\nsentinel = \"none\""),
+        expect![[r#"
+            2 problems
+            x.toml:37:17: election.link.hang_limit_ms: 204: must be 0 or at least 200 + listeners_ms_max = 205
+            x.toml:37:17: election.link.hang_limit_ms: `sentinel = "none"`: nobody could see a hang"#]],
+    );
+}
+
+#[test]
+fn several_gateways_are_linked_each_by_its_own_address() {
+    let ends = |more: &str, peers: &str| {
+        with_file_election(&format!("{more}\n[election.link]\nlisten = \"127.0.0.1:1\"\nkey_file = \"key\""))
+            .replace("name = \"gw1\"\n", &format!("name = \"gw1\"\n{peers}"))
+    };
+    let third = "[[election.peer]]\nnode = 2\nname = \"gw2\"\n";
+    let both = format!("link = \"127.0.0.1:2\"\n{third}link = \"127.0.0.1:3\"\n");
+    let election = load(&ends("tenure_ms = 500", &both)).unwrap().election.unwrap();
+    let linked: Vec<_> = election.link.unwrap().peers.iter().map(|peer| (peer.node, peer.address.port())).collect();
+    assert_eq!(linked, [(Some(1), 2), (Some(2), 3)]);
+    assert_eq!((election.spread, election.tenure_ns), (true, 500_000_000));
+    assert!(!load(&ends("preferred = 1", &both)).unwrap().election.unwrap().spread, "all are to be at one");
+    refused(
+        &ends("spread = true\npreferred = 1", &both),
+        expect!["x.toml:32:10: election.spread: `preferred` puts all groups on one gateway"],
+    );
+    refused(
+        &ends("", third),
+        expect![[r#"
+        2 problems
+        x.toml:36:1: election.peer[0]: `link` is missing
+        x.toml:39:1: election.peer[1]: `link` is missing"#]],
+    );
+    refused(
+        &ends("", &both.replace(":3", ":2")),
+        expect!["x.toml:40:1: election.peer[1]: 127.0.0.1:2: every gateway needs an address of its own"],
+    );
+    let named = ends("", &both).replace("key_file", "peer = \"127.0.0.1:2\"\nkey_file");
+    refused(
+        &named,
+        expect![
+            "x.toml:35:8: election.link.peer: names one gateway, and there are more [[election.peer]]: give each of them a `link`"
+        ],
+    );
+    refused(
+        &with_file_election("").replace("name = \"gw1\"", "name = \"gw1\"\nlink = \"127.0.0.1:2\""),
+        expect!["x.toml:36:8: election.peer[0].link: `[election.link]` is missing: this gateway's own end"],
+    );
+}
+
+#[test]
+fn defaults_in_the_groups_comments_are_the_defaults_and_it_is_said_where_groups_lie() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ops/config/groups.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let explicit = text.replace("# spread =", "spread =").replace("# tenure_ms =", "tenure_ms =");
+    assert_ne!(explicit, text);
+    let [plain, explicit] = [&text, &explicit].map(|text| load(text).unwrap_or_else(|error| panic!("{error}")));
+    assert_eq!(plain.settings(), explicit.settings());
+    let mut explained = String::new();
+    crate::config::explain::explain(&plain, &mut explained).unwrap();
+    let lines = explained.lines().filter(|line| line.starts_with("  groups") || line.starts_with("  link"));
+    let lines: Vec<_> = lines.map(str::trim_start).collect();
+    expect![[r#"
+          groups     6, spread by channels over up to 3 gateways; one moves by hand-over, after at least 10 s
+          link       127.0.0.1:31201 to 127.0.0.1:31202, 127.0.0.1:31203; sentinel: started"#]]
+    .assert_eq(&lines.join("\n"));
+}
+
+/// Whether that setting says where the store is.
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+fn is_of_store(key: &str) -> bool {
+    ["election.backend", "election.etcd.", "election.zookeeper."].iter().any(|prefix| key.starts_with(prefix))
+}
+
+const MEMBERSHIP: &str = "allow_split = true\nlisten = \"10.0.0.1:31300\"\nkey_file = \"key\"\n\
+                          seeds = [\"10.0.0.1:31300\", \"10.0.0.2:31300\"]\nminimum_size = 1\n";
+
+fn with_membership(text: &str) -> String {
+    with_election(&format!("backend = \"emergent\"\n[election.emergent]\n{text}"))
+}
+
+#[test]
+fn an_emergent_election_is_shown_and_says_what_a_split_means() {
+    let resolved = load(&with_membership(MEMBERSHIP)).unwrap();
+    let settings = resolved.settings().into_iter().filter(|(key, _)| key.starts_with("election.emergent."));
+    let lines: Vec<String> = settings.map(|(key, value)| format!("{key} = {value}")).collect();
+    expect![[r#"
+        election.emergent.allow_split = true
+        election.emergent.listen = "10.0.0.1:31300"
+        election.emergent.key_file = "key"
+        election.emergent.seeds = ["10.0.0.1:31300", "10.0.0.2:31300"]
+        election.emergent.found = false
+        election.emergent.minimum_size = 1
+        election.emergent.join_attempts = 4"#]]
+    .assert_eq(&lines.join("\n"));
+    let mut explained = String::new();
+    crate::config::explain::explain(&resolved, &mut explained).unwrap();
+    let line = explained.lines().find(|line| line.starts_with("election")).unwrap();
+    expect!["election     as gw0 (node 0), by membership: this gateway on 10.0.0.1:31300, seeds 10.0.0.1:31300, 10.0.0.2:31300; the oldest of at least 1 leads, ACROSS A SPLIT TWO CAN, one for each group"]
+        .assert_eq(line);
+}
+
+#[test]
+fn what_a_backend_would_ignore_is_refused() {
+    let emergent = format!(
+        "backend = \"emergent\"\non_suspended = \"stop\"\npreferred = 1\ntenure_ms = 10000\nspread = true\n\
+         [election.emergent]\n{MEMBERSHIP}"
+    );
+    refused(
+        &with_election(&emergent),
+        expect![[r#"
+            5 problems
+            x.toml:32:16: election.on_suspended: "stop": for backends with a store only; here a leader that too few answer goes on until its lease runs out
+            x.toml:33:13: election.preferred: under this backend no gateway hands over by itself
+            x.toml:34:13: election.tenure_ms: under this backend no gateway hands over by itself
+            x.toml:35:10: election.spread: under this backend no gateway hands over by itself
+            x.toml:35:10: election.spread: `preferred` puts all groups on one gateway"#]],
+    );
+    refused(
+        &with_votes("on_suspended = \"stop\"\npreferred = 1\ntenure_ms = 0", "10.0.0.3:27500"),
+        expect![[
+            r#"x.toml:32:16: election.on_suspended: "stop": for backends with a store only; here a leader that too few answer goes on until its lease runs out"#
+        ]],
+    );
+    load(&with_votes("on_suspended = \"hold\"", "10.0.0.3:27500")).unwrap();
+    load(&with_file_election("on_suspended = \"stop\"\npreferred = 1\ntenure_ms = 0")).unwrap();
+}
+
+/// An election by votes, with another gateway and a witness there.
+fn with_votes(more: &str, witness: &str) -> String {
+    with_election(&format!(
+        "backend = \"quorum\"\n{more}\n[election.quorum]\nlisten = \"10.0.0.1:27500\"\nkey_file = \"key\"\n\
+         vote_directory = \"votes\"\n[[election.quorum.voter]]\nnode = 1\naddress = \"10.0.0.2:27500\"\n\
+         [[election.quorum.voter]]\nnode = 2\naddress = \"{witness}\"\n"
+    ))
+}
+
+#[test]
+fn a_voter_is_not_at_this_gateways_own_address() {
+    refused(
+        &with_votes("", "10.0.0.1:27500"),
+        expect!["x.toml:40:1: election.quorum.voter[1]: node 2 at 10.0.0.1:27500: is this gateway's own `listen`"],
+    );
+}
+
+#[test]
+fn an_emergent_election_that_could_not_work_or_is_not_wanted_is_refused() {
+    refused(
+        &with_membership(&MEMBERSHIP.replace("allow_split = true", "")),
+        expect![
+            "x.toml:32:1: election.emergent: the backend `emergent` prefers availability: across a split of the network two gateways can lead for a while, and receivers take the higher epoch. Where that is wanted say `allow_split = true`; else take another backend"
+        ],
+    );
+    refused(
+        &with_membership(
+            &MEMBERSHIP
+                .replace("= true", "= false")
+                .replace(", \"10.0.0.2:31300\"", "")
+                .replace("minimum_size = 1", "minimum_size = 3"),
+        ),
+        expect![[r#"
+            3 problems
+            x.toml:32:1: election.emergent: a gateway without `found = true` needs `seeds`, of which one at least is another gateway's
+            x.toml:33:15: election.emergent.allow_split: the backend `emergent` prefers availability: across a split of the network two gateways can lead for a while, and receivers take the higher epoch. Where that is wanted say `allow_split = true`; else take another backend
+            x.toml:37:16: election.emergent.minimum_size: 3: this gateway and its [[election.peer]] are 2: nobody would lead"#]],
+    );
+    refused(
+        &with_membership("allow_split = true\nlisten = \"0.0.0.0:31300\"\nfound = true\n"),
+        expect![[r#"
+            3 problems
+            x.toml:32:1: election.emergent: `minimum_size` is missing
+            x.toml:32:1: election.emergent: `key_file` is missing
+            x.toml:34:10: election.emergent.listen: 0.0.0.0:31300: others are told this address, so it must be one of this host"#]],
+    );
+    refused(
+        &with_election("backend = \"emergent\"\n"),
+        expect!["x.toml:29:1: election: `[election.emergent]` is missing"],
+    );
+}
+
+/// The small configuration with an election, and what else stands in its table.
+fn with_file_election(more: &str) -> String {
+    format!(
+        "{SMALL}\n[election]\nbackend = \"file\"\nname = \"gw0\"\n{more}\n[[election.peer]]\nnode = 1\nname = \"gw1\"\n"
+    )
+}
+
+#[test]
+fn a_pair_is_warned_of_what_it_lacks() {
+    let warnings = load(&with_file_election("")).unwrap().warnings;
+    let begins =
+        ["gateway.node is not set", "[election.link] is missing", "gateway.audit_file is", "gateway.control_socket is"];
+    assert_eq!(warnings.len(), begins.len(), "{warnings:?}");
+    for (warning, begin) in warnings.iter().zip(begins) {
+        assert!(warning.starts_with(begin), "{warning}");
+    }
+    let link = "[election.link]\nlisten = \"127.0.0.1:1\"\npeer = \"127.0.0.1:2\"\nkey_file = \"key\"\n";
+    let whole = with_file_election(link).replacen(
+        "[gateway]",
+        "[gateway]\nnode = 0\naudit_file = \"audit\"\ncontrol_socket = \"control\"",
+        1,
+    );
+    assert_eq!(load(&whole).unwrap().warnings, Vec::<String>::new());
+}
+
+#[test]
+fn an_election_takes_its_times_from_a_profile_and_from_what_is_set_over_it() {
+    let timing = |more: &str| load(&with_file_election(more)).unwrap().election.unwrap().timing;
+    assert_eq!(timing(""), LeaseTiming::DEFAULT);
+    assert_eq!(timing("profile = \"fast\""), LeaseTiming::FAST);
+    assert_eq!(timing("profile = \"calm\"\nrenew_ms = 100").renew_ns, 100_000_000);
+    assert_eq!(timing("margin_ms = 30").send_ns_max, 15_000_000);
+}
+
+#[test]
+fn listeners_cannot_use_up_the_lease() {
+    refused(
+        &with_file_election("listeners_ms_max = 41"),
+        expect![
+            "x.toml:32:20: election.listeners_ms_max: listeners are waited for 41 ms before a fence opens: must be at most half of lease - margin = 80 ms / 2"
+        ],
+    );
+    load(&with_file_election("listeners_ms_max = 40")).unwrap();
+}
+
+#[test]
+fn leases_that_could_overlap_are_refused_with_the_arithmetic() {
+    refused(
+        &with_file_election("margin_ms = 5\nsend_us_max = 5000"),
+        expect![
+            "x.toml:32:13: election.margin_ms: margin 5 ms must be at least 2 x 200 ppm x lease 100 ms + longest send 5 ms + clock read error 0.001 ms = 0.04 ms + 5 ms + 0.001 ms = 5.041 ms, and less than the lease"
+        ],
+    );
+    refused(
+        &with_file_election("renew_ms = 30"),
+        expect![
+            "x.toml:32:12: election.renew_ms: renewal every 30 ms must be at most a third of lease 100 ms - margin 20 ms: (100 - 20) / 3 = 26.666666 ms"
+        ],
+    );
+}
+
+#[test]
+fn gateways_of_an_election_are_told_apart() {
+    refused(
+        &with_file_election("preferred = 7\ncore = 2"),
+        expect![[r#"
+            2 problems
+            x.toml:32:13: election.preferred: 7: neither this gateway nor an [[election.peer]] has this number
+            x.toml:33:8: election.core: 2: is a core of pool main, whose work would make renewals late"#]],
+    );
+    let twice = with_file_election("").replace("node = 1\nname = \"gw1\"", "node = 0\nname = \"gw 1\"");
+    refused(
+        &twice,
+        expect![[r#"
+            2 problems
+            x.toml:33:1: election.peer[0]: node 0 unnamed: every gateway needs a number and a name of its own
+            x.toml:35:8: election.peer[0].name: "gw 1": must be 1 to 64 letters, digits, -, _ or ."#]],
+    );
+    refused(
+        &with_file_election("").replace("\"gw1\"", "\"gw0\""),
+        expect!["x.toml:33:1: election.peer[0]: node 1 gw0: every gateway needs a number and a name of its own"],
+    );
+    let warned = load(&with_file_election("")).unwrap().warnings;
+    assert!(warned.iter().any(|warning| warning.contains("gateway.node is not set")), "{warned:?}");
+}
+
+#[test]
+fn the_output_mark_knows_what_shapes_the_output_and_nothing_else() {
+    let mark = |text: &str| load(text).unwrap().output_mark();
+    let same = mark(SMALL);
+    assert_eq!(mark(&edited("cores = [2]", "cores = [3]")), same);
+    assert_eq!(mark(&edited("239.1.1.1:31000", "239.1.1.1:31001")), same);
+    assert_eq!(mark(&edited("233.54.12.111", "233.54.12.112")), same);
+    for (from, to) in
+        [("id = 1", "id = 2"), ("nasdaq-itch-5.0", "bx-itch-5.0"), ("id = 1", "id = 1\norders_max = 5000")]
+    {
+        assert_ne!(mark(&edited(from, to)), same, "{to}");
+    }
+    assert_eq!(mark(&with_file_election("revision = 7")).revision, 7);
+}

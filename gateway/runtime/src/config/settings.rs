@@ -1,0 +1,339 @@
+//! Every setting in force as key and value: what `mdgw check` lists, what a latency report discloses, and what a
+//! reload compares.
+
+use std::fmt::{Debug, Display};
+
+use mdgw_election::{
+    access::{StoreAccess, ZooKeeperMode},
+    emergent::Founding,
+    record::ConfigurationMark,
+};
+use mdgw_feeds::published::packet::PACKET_VERSION;
+use mdgw_pair::pair_link::PeerEnd;
+
+use super::resolved::{
+    Backend, ChannelSetup, ElectionConfig, Interface, LineConfig, ON_SUSPENDED, OutputConfig, OutputLine,
+    PROMOTION_POLICIES, PoolConfig, Resolved, RetransmissionConfig, STAMPS, Threads, WAIT_POLICIES,
+};
+
+/// A key, such as `channel.nasdaq.line.A.group`, and its value in the file's notation.
+pub type Setting = (String, String);
+
+impl Resolved {
+    /// All settings in force, in the file's order. Pools, channels and lines stand under their names, outputs under
+    /// their groups, so that a key means the same after a reorder.
+    #[must_use]
+    pub fn settings(&self) -> Vec<Setting> {
+        let mut list = List::default();
+        let gateway = &self.gateway;
+        list.push("gateway.node", gateway.node);
+        list.push("gateway.state_file", quoted(gateway.state_file.display()));
+        list.push("gateway.log_dir", quoted(gateway.log_dir.display()));
+        for (key, path) in [("audit_file", &gateway.audit_file), ("control_socket", &gateway.control_socket)] {
+            if let Some(path) = path {
+                list.push(&format!("gateway.{key}"), quoted(path.display()));
+            }
+        }
+        list.push("gateway.segment_bytes", gateway.segment_bytes);
+        list.push("gateway.retention_bytes", gateway.retention_bytes);
+        list.push("gateway.retention_seconds", gateway.retention_ns.unwrap_or(0) / 1_000_000_000);
+        list.push("gateway.lock_memory", gateway.lock_memory);
+        for pool in &self.pools {
+            list.pool(pool);
+        }
+        for channel in &self.channels {
+            list.channel(channel, &self.pools[channel.pool].name);
+        }
+        for output in &self.outputs {
+            list.output(output);
+        }
+        if let Some(service) = &self.retransmission {
+            list.retransmission(service);
+        }
+        if let Some(election) = &self.election {
+            list.election(election);
+        }
+        let latency = &self.latency;
+        if let Some(directory) = &latency.directory {
+            list.push("latency.directory", quoted(directory.display()));
+        }
+        list.push("latency.interval_ms", latency.interval_ns / 1_000_000);
+        list.push("latency.significant_digits", latency.significant_digits);
+        list.push("log.level", quoted(self.log.level));
+        list.settings
+    }
+}
+
+impl Resolved {
+    /// What this configuration makes of its input: two gateways with one hash give their output the same names and the
+    /// same content, whatever their interfaces, cores and limits of services.
+    #[must_use]
+    pub fn output_mark(&self) -> ConfigurationMark {
+        let shapes = |key: &str| {
+            key.starts_with("channel.") && OUTPUT_KEYS.iter().any(|name| key.rsplit('.').next() == Some(*name))
+                // A line's own keys decide what arrives, not what becomes of it.
+                && !key.contains(".line.")
+        };
+        let hash = self
+            .settings()
+            .iter()
+            .filter(|(key, _)| shapes(key))
+            .flat_map(|(key, value)| key.bytes().chain([0]).chain(value.bytes()).chain([0]))
+            .fold(FNV_BASIS, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME));
+        ConfigurationMark {
+            hash,
+            revision: self.election.as_ref().map_or(0, |election| election.revision),
+            output_version: u32::from(PACKET_VERSION),
+        }
+    }
+}
+
+/// Keys of a channel that its output depends on. Limits are among them: what doesn't fit a book makes it suspect.
+const OUTPUT_KEYS: [&str; 8] =
+    ["id", "feed", "group", "schemas", "date", "orders_max", "levels_max", "instruments_max"];
+/// FNV-1a of 64 bits.
+const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
+
+#[derive(Default)]
+struct List {
+    prefix: String,
+    settings: Vec<Setting>,
+}
+
+impl List {
+    fn push(&mut self, key: &str, value: impl Display) {
+        self.settings.push((format!("{}{key}", self.prefix), value.to_string()));
+    }
+
+    fn under(&mut self, prefix: String, fill: impl FnOnce(&mut Self)) {
+        let outer = std::mem::replace(&mut self.prefix, prefix);
+        fill(self);
+        self.prefix = outer;
+    }
+
+    fn pool(&mut self, pool: &PoolConfig) {
+        self.under(format!("pool.{}.", pool.name), |list| {
+            match &pool.threads {
+                Threads::Pinned(cores) => list.push("cores", debug(cores)),
+                Threads::Unpinned(count) => list.push("threads", count),
+            }
+            list.push("io", quoted(pool.io));
+            list.push("wait", quoted(name_of(pool.wait, &WAIT_POLICIES)));
+            list.push("promotion", quoted(name_of(pool.promotion, &PROMOTION_POLICIES)));
+            list.push("spin_us", pool.spin_ns / 1_000);
+            list.push("quota", pool.quota_packets);
+            list.push("batch", pool.batch_events);
+            list.push("priority", pool.priority.unwrap_or(0));
+        });
+    }
+
+    fn channel(&mut self, channel: &ChannelSetup, pool: &str) {
+        self.under(format!("channel.{}.", channel.name), |list| {
+            list.push("id", channel.id.0);
+            list.push("feed", quoted(channel.feed));
+            list.push("group", channel.group.0);
+            list.push("pool", quoted(pool));
+            let schemas = mdgw_feeds::channel::SchemaSet::NAMES.into_iter();
+            let names = schemas.filter(|(schema, _)| channel.schemas.contains(*schema)).map(|(_, name)| name);
+            list.push("schemas", debug(&names.collect::<Vec<_>>()));
+            if let Some(date) = channel.date {
+                list.push("date", quoted(date));
+            }
+            list.push("window_packets", channel.window_packets);
+            list.push("gap_timeout_us", channel.gap_timeout_ns / 1_000);
+            list.push("line_silence_ms", channel.line_silence_ns / 1_000_000);
+            if channel.feed.is_by_order() {
+                list.push("orders_max", channel.book.orders_max);
+                list.push("order_store", quoted(channel.order_store));
+            }
+            list.push("levels_max", channel.book.levels_max);
+            list.push("instruments_max", channel.book.instruments_max);
+            if let Some(recovery) = &channel.recovery {
+                list.push("recovery.server", quoted(recovery.server));
+                list.push("recovery.timeout_ms", recovery.timeout_ns / 1_000_000);
+                list.push("recovery.attempts_max", recovery.attempts_max);
+                list.push("recovery.messages_per_request_max", recovery.messages_per_request_max);
+                list.push("recovery.requests_under_way_max", recovery.requests_under_way_max);
+            }
+        });
+        for line in &channel.lines {
+            self.line(line, &channel.name);
+        }
+    }
+
+    fn line(&mut self, line: &LineConfig, channel: &str) {
+        self.under(format!("channel.{channel}.line.{}.", line.line), |list| {
+            list.push("group", quoted(line.group));
+            list.interface(&line.interface);
+            if !line.sources.is_empty() {
+                list.push("source", debug(&line.sources.iter().map(ToString::to_string).collect::<Vec<_>>()));
+            }
+            list.push("receive_buffer_bytes", line.receive_buffer_bytes);
+            list.push(
+                "stamps",
+                quoted(STAMPS.iter().find(|(known, _)| *known == line.stamps).map_or("none", |(_, name)| *name)),
+            );
+            list.push("busy_poll_us", line.busy_poll_us.unwrap_or(0));
+        });
+    }
+
+    fn output(&mut self, output: &OutputConfig) {
+        let groups: Vec<u16> = output.groups.iter().map(|group| group.0).collect();
+        let name = groups.iter().map(ToString::to_string).collect::<Vec<_>>().join("+");
+        self.under(format!("output.{name}."), |list| {
+            list.push("groups", debug(&groups));
+            list.push("payload_bytes_max", output.payload_bytes_max);
+            list.push("heartbeat_ms", output.heartbeat_ns / 1_000_000);
+        });
+        for (index, line) in output.lines.iter().enumerate() {
+            self.output_line(line, &format!("output.{name}.line[{index}]."));
+        }
+    }
+
+    fn output_line(&mut self, line: &OutputLine, prefix: &str) {
+        self.under(prefix.to_owned(), |list| {
+            list.push("address", quoted(line.address));
+            list.interface(&line.interface);
+            list.push("ttl", line.ttl);
+            list.push("loopback", line.loopback);
+        });
+    }
+
+    fn retransmission(&mut self, service: &RetransmissionConfig) {
+        self.under("retransmission.".to_owned(), |list| {
+            let limits = &service.limits;
+            list.push("listen", quoted(service.listen));
+            list.push("allowed", debug(&limits.allowed.iter().map(ToString::to_string).collect::<Vec<_>>()));
+            list.push("requests_per_second", limits.requests_per_second);
+            list.push("bytes_per_second", limits.bytes_per_second);
+            list.push("packets_per_request_max", limits.packets_per_request_max);
+            list.push("requesters_max", limits.requesters_max);
+        });
+    }
+
+    fn election(&mut self, election: &ElectionConfig) {
+        if let Some(link) = &election.link {
+            self.push("election.link.listen", quoted(link.listen));
+            for PeerEnd { node, address } in &link.peers {
+                match node {
+                    Some(node) => self.push(&format!("election.peer.{node}.link"), quoted(address)),
+                    None => self.push("election.link.peer", quoted(address)),
+                }
+            }
+            self.push("election.link.key_file", quoted(link.key_file.display()));
+            self.push("election.link.sentinel", quoted(&link.sentinel));
+            self.push("election.link.hang_limit_ms", link.hang_limit_ns.unwrap_or(0) / 1_000_000);
+            self.push("election.link.history_bytes", link.history_bytes);
+        }
+        match &election.backend {
+            Backend::File(directory) => {
+                self.push("election.backend", quoted("file"));
+                self.push("election.file.directory", quoted(directory.display()));
+            }
+            Backend::Quorum(quorum) => {
+                self.push("election.backend", quoted("quorum"));
+                self.under("election.quorum.".to_owned(), |list| {
+                    list.push("listen", quoted(quorum.listen));
+                    list.push("key_file", quoted(quorum.key_file.display()));
+                    list.push("vote_directory", quoted(quorum.vote_directory.display()));
+                    for (node, address) in &quorum.voters {
+                        list.push(&format!("voter.{node}.address"), quoted(address));
+                    }
+                });
+            }
+            Backend::Emergent(membership) => {
+                self.push("election.backend", quoted("emergent"));
+                self.under("election.emergent.".to_owned(), |list| {
+                    list.push("allow_split", true);
+                    list.push("listen", quoted(membership.listen));
+                    list.push("key_file", quoted(membership.key_file.display()));
+                    list.push("seeds", debug(&membership.seeds.iter().map(ToString::to_string).collect::<Vec<_>>()));
+                    list.push("found", membership.founding == Founding::Founds);
+                    list.push("minimum_size", membership.minimum_size);
+                    list.push("join_attempts", membership.join_attempts);
+                });
+            }
+            Backend::Etcd(etcd) => {
+                self.push("election.backend", quoted("etcd"));
+                self.under("election.etcd.".to_owned(), |list| {
+                    list.store(&etcd.access);
+                    list.push("prefix", quoted(&etcd.prefix));
+                    let Some(tls) = &etcd.tls else { return };
+                    list.push("ca_file", quoted(tls.ca_file.display()));
+                    if let Some((certificate, key)) = &tls.identity {
+                        list.push("certificate_file", quoted(certificate.display()));
+                        list.push("key_file", quoted(key.display()));
+                    }
+                });
+            }
+            Backend::ZooKeeper(zookeeper) => {
+                self.push("election.backend", quoted("zookeeper"));
+                self.under("election.zookeeper.".to_owned(), |list| {
+                    list.store(&zookeeper.access);
+                    list.push("path", quoted(&zookeeper.path));
+                    match zookeeper.mode {
+                        ZooKeeperMode::Lease => list.push("mode", quoted("lease")),
+                        ZooKeeperMode::Latch { session } => {
+                            list.push("mode", quoted("latch"));
+                            list.push("session_ms", session.as_millis());
+                        }
+                    }
+                });
+            }
+        }
+        self.under("election.".to_owned(), |list| {
+            list.push("name", quoted(&election.name));
+            let timing = &election.timing;
+            list.push("lease_ms", timing.lease_ns / 1_000_000);
+            list.push("renew_ms", timing.renew_ns / 1_000_000);
+            list.push("margin_ms", timing.margin_ns / 1_000_000);
+            list.push("send_us_max", timing.send_ns_max / 1_000);
+            list.push("rate_error_ppm", timing.rate_error_ppm);
+            list.push("on_suspended", quoted(name_of(election.on_suspended, &ON_SUSPENDED)));
+            list.push("revision", election.revision);
+            if let Some(node) = election.preferred {
+                list.push("preferred", node);
+            }
+            list.push("spread", election.spread);
+            if election.backend.moves_groups() {
+                list.push("tenure_ms", election.tenure_ns / 1_000_000);
+            }
+            if let Some(core) = election.core {
+                list.push("core", core);
+            }
+            list.push("priority", election.priority.unwrap_or(0));
+            list.push("listeners_ms_max", election.listeners_ns_max / 1_000_000);
+            list.push("kernel_fence", election.kernel_fence);
+            for peer in &election.peers {
+                list.push(&format!("peer.{}.name", peer.node), quoted(&peer.name));
+            }
+        });
+    }
+
+    fn store(&mut self, access: &StoreAccess) {
+        self.push("endpoints", debug(&access.endpoints));
+        self.push("request_timeout_ms", access.request_timeout.as_millis());
+        if let Some(login) = &access.login {
+            self.push("user", quoted(&login.user));
+            self.push("password_file", quoted(login.password_file.display()));
+        }
+    }
+
+    fn interface(&mut self, interface: &Interface) {
+        self.push("interface", quoted(interface));
+    }
+}
+
+/// The name that stands with `value` in a table of names.
+pub(super) fn name_of<T: PartialEq>(value: T, names: &[(T, &'static str)]) -> &'static str {
+    names.iter().find(|(known, _)| *known == value).map_or("unnamed", |(_, name)| name)
+}
+
+fn quoted(value: impl Display) -> String {
+    format!("{:?}", value.to_string())
+}
+
+fn debug(value: &impl Debug) -> String {
+    format!("{value:?}")
+}

@@ -1,0 +1,439 @@
+//! What a gateway of a pair answers.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use mdgw_election::{
+    core::{Pin, Role, View},
+    identity::{Member, NodeId, NodeName},
+    latch::LeaderLatch,
+};
+use mdgw_feeds::identity::{Epoch, GroupId};
+use mdgw_status::{
+    control::{Answer, Request},
+    snapshot::Snapshot,
+};
+use serde_json::{Value, json};
+
+use crate::audit::{
+    entry::state_name,
+    file::{AuditError, History},
+};
+
+/// The groups of one gateway.
+pub struct PairControl {
+    /// Which gateway this is.
+    pub node: NodeId,
+    /// Its groups.
+    pub groups: BTreeMap<GroupId, GroupControl>,
+    /// The audit's file, where there is one.
+    pub audit: Option<PathBuf>,
+    /// What the gateway shows of itself.
+    pub snapshot: Arc<dyn Fn() -> Snapshot + Send + Sync>,
+}
+
+/// One group.
+#[derive(Clone)]
+pub struct GroupControl {
+    /// Its election.
+    pub latch: Arc<dyn LeaderLatch>,
+    /// Lets a gateway stand that the record doesn't name; `None` where the backend knows no such list.
+    pub admit: Option<Admit>,
+    /// Asks the gateway that leads for leadership.
+    pub ask_to_lead: AskToLead,
+    /// What else is to be told of it: positions of its channels, for instance.
+    pub details: Arc<dyn Fn() -> Value + Send + Sync>,
+}
+
+/// Admits that gateway.
+pub type Admit = Arc<dyn Fn(NodeId, NodeName) + Send + Sync>;
+
+/// Asks that gateway, over the pair link, to hand over to this one; `false`: there is no link to it.
+pub type AskToLead = Arc<dyn Fn(NodeId) -> bool + Send + Sync>;
+
+impl PairControl {
+    /// Answers one question. Waits for a hand-over to come about.
+    #[must_use]
+    pub fn answer(&self, request: Request) -> Answer {
+        Answer::from(match request {
+            Request::Status {} => Ok(self.status()),
+            Request::Snapshot {} => Ok(json!((self.snapshot)())),
+            Request::History { count } => self.history(count),
+            Request::HandOver { group, target } => self.hand_over(group, target.map(NodeId)),
+            Request::TakeBack { group } => self.take_back(group, TAKE_BACK_PATIENCE),
+            Request::Pin { group } => self.set_pin(group, Pin::Pinned),
+            Request::Unpin { group } => self.set_pin(group, Pin::Free),
+            Request::Admit { group, node, name } => self.admit(group, NodeId(node), &name),
+        })
+    }
+
+    fn status(&self) -> Value {
+        let groups: Vec<Value> = self
+            .groups
+            .iter()
+            .map(|(group, control)| {
+                let mut value = view_value(&control.latch.view());
+                value["group"] = json!(group.0);
+                value["has_leadership"] = json!(control.latch.has_leadership());
+                value["details"] = (control.details)();
+                value
+            })
+            .collect();
+        json!({ "node": self.node.0, "groups": groups })
+    }
+
+    fn history(&self, count: usize) -> Result<Value, String> {
+        let path = self.audit.as_ref().ok_or("no audit is kept: gateway.audit_file is not set")?;
+        let history = History::read(path).map_err(|error: AuditError| error.to_string())?;
+        let from = history.entries.len().saturating_sub(count.min(HISTORY_MAX));
+        Ok(json!({ "entries": history.entries[from..], "damaged_lines": history.damaged_lines }))
+    }
+
+    fn hand_over(&self, group: Option<u16>, target: Option<NodeId>) -> Result<Value, String> {
+        let (group, control) = self.group(group)?;
+        let leader = control.latch.hand_over(target).map_err(|error| error.to_string())?;
+        Ok(
+            json!({ "group": group.0, "leader": member_value(&leader), "epoch": epoch_value(control.latch.view().epoch) }),
+        )
+    }
+
+    /// Whoever has just come to lead may not be ready to give it away: it is asked again for a while.
+    fn take_back(&self, group: Option<u16>, patience: Duration) -> Result<Value, String> {
+        let (group, control) = self.group(group)?;
+        let (latch, begun) = (&control.latch, Instant::now());
+        let mut asked = begun;
+        while !latch.has_leadership() {
+            let leader = latch.view().leader;
+            let named = leader.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);
+            if begun.elapsed() >= patience {
+                let limit_s = patience.as_secs();
+                return Err(format!(
+                    "{named} leads group {} and did not hand over within {limit_s} s: its log says why",
+                    group.0
+                ));
+            }
+            asked = Instant::now();
+            if leader.is_some_and(|leader| leader.node != self.node && !(control.ask_to_lead)(leader.node)) {
+                return Err(format!("{named} leads group {}, and there is no link to it", group.0));
+            }
+            latch.await_leadership_for(TAKE_BACK_PAUSE).map_err(|closed| closed.to_string())?;
+        }
+        let view = latch.view();
+        Ok(json!({
+            "group": group.0,
+            "leader": view.leader.as_ref().map(member_value),
+            "epoch": epoch_value(view.epoch),
+            "took_us": u64::try_from(asked.elapsed().as_micros()).unwrap_or(u64::MAX),
+        }))
+    }
+
+    fn set_pin(&self, group: Option<u16>, pin: Pin) -> Result<Value, String> {
+        let mut chosen: Vec<_> = match group {
+            Some(_) => vec![self.group(group)?],
+            None => self.groups.iter().map(|(group, control)| (*group, control)).collect(),
+        };
+        // What a standby keeps to itself stops nobody.
+        chosen.retain(|(_, control)| control.latch.has_leadership());
+        if chosen.is_empty() {
+            return Err("this gateway does not lead: ask the one that does".to_owned());
+        }
+        for (_, control) in &chosen {
+            control.latch.set_pin(pin);
+        }
+        let groups: Vec<u16> = chosen.iter().map(|(group, _)| group.0).collect();
+        Ok(json!({ "groups": groups, "pinned": pin == Pin::Pinned }))
+    }
+
+    fn admit(&self, group: Option<u16>, node: NodeId, name: &str) -> Result<Value, String> {
+        let (group, control) = self.group(group)?;
+        let admit = control.admit.as_ref().ok_or("under this backend nobody is admitted by hand")?;
+        let name = NodeName::new(name).ok_or("a node name has 1 to 64 letters, digits, '-', '_' or '.'")?;
+        if !control.latch.has_leadership() && node != self.node {
+            return Err(
+                "this gateway does not lead: ask the one that does, or the one that is to be admitted".to_owned()
+            );
+        }
+        if let Some(other) = control.latch.view().participants.get(&node).filter(|other| **other != name) {
+            return Err(format!("node {} is {other} already", node.0));
+        }
+        admit(node, name);
+        Ok(json!({ "group": group.0, "node": node.0 }))
+    }
+
+    /// The group that is meant: the only one, where none is named.
+    fn group(&self, group: Option<u16>) -> Result<(GroupId, &GroupControl), String> {
+        let known = || self.groups.keys().map(|group| group.0.to_string()).collect::<Vec<_>>().join(", ");
+        let found = match group {
+            Some(group) => self.groups.get_key_value(&GroupId(group)),
+            None if self.groups.len() > 1 => return Err(format!("which group? there are {}", known())),
+            None => self.groups.first_key_value(),
+        };
+        found.map(|(group, control)| (*group, control)).ok_or_else(|| format!("no such group: there are {}", known()))
+    }
+}
+
+impl fmt::Debug for PairControl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PairControl")
+            .field("node", &self.node)
+            .field("groups", &self.groups.keys())
+            .finish_non_exhaustive()
+    }
+}
+
+fn view_value(view: &View) -> Value {
+    json!({
+        "role": role_name(view.role),
+        "epoch": epoch_value(view.epoch),
+        "leader": view.leader.as_ref().map(member_value),
+        "heir": view.heir.map(|node| node.0),
+        "participants": view.participants.iter().map(|(node, name)| json!({ "node": node.0, "name": name })).collect::<Vec<_>>(),
+        "connection": state_name(view.connection),
+        "pinned": view.pin == Pin::Pinned,
+        "obstacle": view.obstacle.as_ref().map(ToString::to_string),
+    })
+}
+
+fn member_value(member: &Member) -> Value {
+    json!({ "node": member.node.0, "name": member.name, "incarnation": member.incarnation.0 })
+}
+
+fn epoch_value(epoch: Epoch) -> Value {
+    json!({ "count": epoch.count(), "node": epoch.node() })
+}
+
+fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Bystander => "bystander",
+        Role::Candidate => "candidate",
+        Role::Leader => "leader",
+        Role::Closed => "closed",
+    }
+}
+
+/// Longer than a gateway takes that has handed over to stand again.
+const TAKE_BACK_PATIENCE: Duration = Duration::from_secs(10);
+/// Between two questions: longer than any hand-over that comes about.
+const TAKE_BACK_PAUSE: Duration = Duration::from_millis(500);
+/// Lines of an audit that one answer holds.
+const HISTORY_MAX: usize = 1_000;
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{Mutex, PoisonError},
+        time::Duration,
+    };
+
+    use mdgw_election::{
+        fitness::{Fitness, Standing},
+        identity::Incarnation,
+        latch::{Closed, HandOverError, Listener, ListenerId},
+    };
+
+    use super::*;
+    use crate::audit::{Audit, entry::Change};
+
+    /// An election of two that is decided by whoever asks.
+    #[derive(Debug, Default)]
+    struct Decided(Mutex<View>);
+
+    impl Decided {
+        fn leading() -> Arc<Self> {
+            let participants = [1, 2].map(|node| (NodeId(node), member(node).name)).into();
+            let (epoch, leader) = (Epoch::new(5, 1), Some(member(1)));
+            Arc::new(Self(Mutex::new(View { role: Role::Leader, epoch, leader, participants, ..View::default() })))
+        }
+
+        fn with<T>(&self, change: impl FnOnce(&mut View) -> T) -> T {
+            change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        }
+    }
+
+    fn member(node: u8) -> Member {
+        let name = NodeName::new(&format!("gw{node}")).unwrap();
+        Member { node: NodeId(node), name, incarnation: Incarnation(1) }
+    }
+
+    impl LeaderLatch for Decided {
+        fn start(&self) -> Result<(), Closed> {
+            Ok(())
+        }
+        fn close(&self) {}
+        fn has_leadership(&self) -> bool {
+            self.with(|view| view.role == Role::Leader)
+        }
+        fn await_leadership(&self) -> Result<Epoch, Closed> {
+            Err(Closed)
+        }
+        fn await_leadership_for(&self, _: Duration) -> Result<Option<Epoch>, Closed> {
+            Ok(None)
+        }
+        fn listen(&self, _: Arc<dyn Listener>) -> ListenerId {
+            ListenerId(0)
+        }
+        fn unlisten(&self, _: ListenerId) {}
+        fn view(&self) -> View {
+            self.with(|view| view.clone())
+        }
+        fn hand_over(&self, target: Option<NodeId>) -> Result<Member, HandOverError> {
+            self.with(|view| {
+                if view.role != Role::Leader {
+                    return Err(HandOverError::NotLeader);
+                }
+                let leader = member(target.map_or(2, |node| node.0));
+                (view.role, view.epoch, view.leader) =
+                    (Role::Candidate, Epoch::new(6, leader.node.0), Some(leader.clone()));
+                Ok(leader)
+            })
+        }
+        fn set_pin(&self, pin: Pin) {
+            self.with(|view| view.pin = pin);
+        }
+        fn set_fitness(&self, _: Fitness) {}
+        fn set_standing(&self, _: Standing) {}
+    }
+
+    fn control(groups: u16, audit: Option<PathBuf>) -> PairControl {
+        let groups = (1..=groups).map(|group| {
+            let details = Arc::new(|| Value::Null);
+            let latch = Decided::leading();
+            let asked = Arc::clone(&latch);
+            // The third is nowhere; the second gives away what it has.
+            let ask_to_lead: AskToLead = Arc::new(move |node| {
+                asked.with(|view| {
+                    if view.pin == Pin::Free {
+                        (view.role, view.leader) = (Role::Leader, Some(member(1)));
+                    }
+                });
+                node == NodeId(2)
+            });
+            (GroupId(group), GroupControl { latch, admit: None, ask_to_lead, details })
+        });
+        let snapshot = Arc::new(|| Snapshot { source: "gateway 1".to_owned(), ..Snapshot::default() });
+        PairControl { node: NodeId(1), groups: groups.collect(), audit, snapshot }
+    }
+
+    fn ok(answer: Answer) -> Value {
+        match answer {
+            Answer::Ok(value) => value,
+            Answer::Refused(reason) => panic!("{reason}"),
+        }
+    }
+
+    fn refused(answer: Answer) -> String {
+        match answer {
+            Answer::Ok(value) => panic!("{value}"),
+            Answer::Refused(reason) => reason,
+        }
+    }
+
+    #[test]
+    fn a_hand_over_is_told_with_the_new_leader_and_a_second_one_is_refused() {
+        let control = control(1, None);
+        let hand_over = || control.answer(Request::HandOver { group: None, target: None });
+        let value = ok(hand_over());
+        assert_eq!((&value["leader"]["name"], &value["epoch"]["count"]), (&json!("gw2"), &json!(6)));
+        assert_eq!(refused(hand_over()), "this gateway does not lead");
+        let group = &ok(control.answer(Request::Status {}))["groups"][0];
+        assert_eq!((&group["role"], &group["leader"]["node"]), (&json!("candidate"), &json!(2)));
+    }
+
+    #[test]
+    fn leadership_comes_back_from_a_gateway_that_has_it_to_give() {
+        let control = control(1, None);
+        let hand_over = |target| ok(control.answer(Request::HandOver { group: None, target: Some(target) }));
+        let _given_away = hand_over(2);
+        let back = ok(control.answer(Request::TakeBack { group: None }));
+        assert_eq!(back["leader"]["node"], 1);
+        assert!(back["took_us"].is_u64(), "{back}");
+
+        let latch = &control.groups[&GroupId(1)].latch;
+        latch.set_pin(Pin::Pinned);
+        let _given_away = hand_over(2);
+        let why = control.take_back(None, Duration::ZERO).unwrap_err();
+        assert!(why.contains("node 2") && why.contains("did not hand over within 0 s"), "{why}");
+        let why = control.take_back(None, Duration::from_secs(1)).unwrap_err();
+        assert!(why.contains("did not hand over within 1 s"), "{why}");
+    }
+
+    #[test]
+    fn leadership_is_not_asked_of_a_gateway_without_a_link() {
+        let control = control(1, None);
+        control.groups[&GroupId(1)].latch.set_pin(Pin::Pinned);
+        let _given_away = ok(control.answer(Request::HandOver { group: None, target: Some(3) }));
+        let why = refused(control.answer(Request::TakeBack { group: None }));
+        assert!(why.contains("node 3") && why.ends_with("there is no link to it"), "{why}");
+    }
+
+    #[test]
+    fn a_snapshot_comes_back_as_it_was() {
+        let value = ok(control(1, None).answer(Request::Snapshot {}));
+        let snapshot: Snapshot = serde_json::from_value(value).unwrap();
+        assert_eq!(snapshot.source, "gateway 1");
+    }
+
+    #[test]
+    fn which_group_is_asked_where_there_are_several() {
+        let control = control(2, None);
+        assert_eq!(
+            refused(control.answer(Request::HandOver { group: None, target: None })),
+            "which group? there are 1, 2"
+        );
+        let missing = refused(control.answer(Request::HandOver { group: Some(7), target: None }));
+        assert_eq!(missing, "no such group: there are 1, 2");
+        assert_eq!(ok(control.answer(Request::HandOver { group: Some(2), target: Some(2) }))["group"], 2);
+        // The other one is led elsewhere now.
+        assert_eq!(ok(control.answer(Request::Pin { group: Some(1) }))["groups"], json!([1]));
+        let pinned = |index: usize| ok(control.answer(Request::Status {}))["groups"][index]["pinned"].clone();
+        assert_eq!((pinned(0), pinned(1)), (json!(true), json!(false)));
+        assert_eq!(ok(control.answer(Request::Unpin { group: None }))["groups"], json!([1]));
+        assert_eq!(pinned(0), json!(false));
+    }
+
+    #[test]
+    fn a_pin_at_a_standby_is_refused() {
+        let control = control(1, None);
+        assert!(matches!(control.answer(Request::HandOver { group: None, target: None }), Answer::Ok(_)));
+        for request in [Request::Pin { group: None }, Request::Unpin { group: Some(1) }] {
+            assert_eq!(refused(control.answer(request)), "this gateway does not lead: ask the one that does");
+        }
+    }
+
+    #[test]
+    fn by_hand_only_a_leader_admits_and_nobody_under_the_number_of_another() {
+        let mut control = control(1, None);
+        let admit = |node, name: &str| Request::Admit { group: None, node, name: name.to_owned() };
+        let reason = refused(control.answer(admit(3, "gw3")));
+        assert_eq!(reason, "under this backend nobody is admitted by hand");
+        let admitted = Arc::new(Mutex::new(Vec::new()));
+        let to_admit = Arc::clone(&admitted);
+        let note: Admit = Arc::new(move |node, _| to_admit.lock().unwrap().push(node.0));
+        control.groups.values_mut().for_each(|group| group.admit = Some(Arc::clone(&note)));
+        ok(control.answer(admit(3, "gw3")));
+        assert_eq!(refused(control.answer(admit(2, "stranger"))), "node 2 is gw2 already");
+        ok(control.answer(Request::HandOver { group: None, target: None }));
+        assert!(refused(control.answer(admit(4, "gw4"))).starts_with("this gateway does not lead"));
+        // The record may name nobody who could.
+        ok(control.answer(admit(1, "gw1")));
+        assert_eq!(*admitted.lock().unwrap(), [3, 1]);
+    }
+
+    #[test]
+    fn the_history_is_the_end_of_the_audit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let audit = Audit::start(&path).unwrap();
+        (1..=5).for_each(|count| audit.notes().note(GroupId(1), NodeId(1), Epoch::new(count, 1), Change::Gained));
+        drop(audit);
+        let value = ok(control(1, Some(path)).answer(Request::History { count: 2 }));
+        let counts: Vec<_> = value["entries"].as_array().unwrap().iter().map(|entry| &entry["epoch_count"]).collect();
+        assert_eq!(counts, [4, 5]);
+        assert!(refused(control(1, None).answer(Request::History { count: 2 })).contains("audit_file"));
+    }
+}

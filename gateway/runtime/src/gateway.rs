@@ -1,0 +1,659 @@
+//! The whole gateway: from a configuration to running pools with their cold threads, and back.
+//!
+//! Start: state file and epoch → logs → sockets → pools → sockets into the handle sets. Stop: the other way round, so
+//! that nothing is handed over to what is gone already.
+
+mod alarms;
+mod cold;
+mod condition;
+mod copied;
+mod election;
+mod group;
+mod kernel_guard;
+mod log_keeping;
+mod placer;
+mod pool;
+mod replayed;
+mod report;
+mod takeovers;
+mod vigil;
+mod watch;
+mod wiring;
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+
+use mdgw_election::{
+    auth::SharedKey,
+    core::Progress,
+    driver::Election,
+    identity::{Member, NodeId},
+    latch::LeaderLatch,
+    place::PlaceError,
+};
+use mdgw_engine::{
+    dispatch::{FailReason, StartError, roles::Gauges},
+    handle_set::probe::MissingIoUring,
+    pipeline::{ChannelMessage, ChannelPipeline, PeerGaps},
+};
+use mdgw_feeds::{
+    edge::TsRecv,
+    identity::{ChannelId, Epoch, GroupId, Session},
+    time::TradingDate,
+};
+use mdgw_pair::{
+    pair_link::{Channels, PairDesk, PairEnds, PairLink, PairLinkConfig, PairLinkError, PairParts},
+    standby::{Board, InputHistory, Standby, StandbyError},
+};
+use mdgw_status::{control::ControlServer, snapshot::Snapshot};
+use mdgw_sys::{clock::mono_now, kernel_fence::KernelFenceError, sockets::SocketError};
+use mdgw_telemetry::counters::{Reading, Registry};
+use serde_json::json;
+use thiserror::Error;
+
+use self::{
+    alarms::Alarms,
+    cold::ColdThreads,
+    condition::{Condition, ConditionWatch, OwnPlace, PeerFitness, lock},
+    election::{Around, DeathNotes, PeerNews, PeerWay},
+    kernel_guard::KernelGuard,
+    placer::{Placer, Spread},
+    pool::RunningPool,
+    takeovers::TakeoverWatch,
+    vigil::{HeldPage, Vigil},
+    watch::{Watch, WatchedPool},
+    wiring::Wiring,
+};
+pub use self::{
+    condition::beginning,
+    group::GroupDesk,
+    report::{ChannelReport, GatewayReport, LineReport},
+};
+use crate::{
+    audit::{
+        Audit, AuditNotes,
+        entry::{Change, Reached},
+        file::AuditError,
+    },
+    config::{
+        Resolved,
+        resolved::{Backend, LinkConfig},
+    },
+    control::{Admit, AskToLead, GroupControl, PairControl},
+    latency_thread::LatencyThread,
+    retransmit::ServiceError,
+    state_file::{LeftAt, Start, StateError},
+};
+
+/// A running gateway. Dropping it without [`Self::stop`] leaves its threads running.
+#[derive(Debug)]
+pub struct Gateway {
+    this_start: Start,
+    node: u8,
+    groups: BTreeMap<GroupId, GroupDesk>,
+    logs: BTreeMap<ChannelId, PathBuf>,
+    elections: BTreeMap<GroupId, Election>,
+    peer_gaps: Arc<PeerGaps>,
+    history: Arc<InputHistory>,
+    pools: Vec<PoolOfChannels>,
+    standby: Option<Standby>,
+    link: Option<PairLink>,
+    peer_way: PeerWay,
+    peer_news: Option<PeerNews>,
+    placer: Option<Placer>,
+    peer_fitness: PeerFitness,
+    condition: ConditionWatch,
+    takeovers: TakeoverWatch,
+    heartbeat_ns: u64,
+    own_place: OwnPlace,
+    /// Until the sentinel has it.
+    page: Option<HeldPage>,
+    vigil: Option<Vigil>,
+    kernel: Option<KernelGuard>,
+    registry: Arc<Registry>,
+    latency: LatencyThread,
+    cold: ColdThreads,
+    alarms: Alarms,
+    audit: Option<Audit>,
+    control: Option<ControlServer>,
+}
+
+#[derive(Debug)]
+struct PoolOfChannels {
+    name: String,
+    pool: Arc<dyn RunningPool>,
+    /// In the order of their indices in the pool.
+    channels: Vec<(ChannelId, String)>,
+}
+
+/// What the command line says over the configuration, for rehearsals.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Overrides {
+    /// Trading date of all channels.
+    pub date: Option<TradingDate>,
+    /// Whether frames carry their receive times.
+    pub ts_recv: TsRecv,
+    /// Who decides whether it publishes.
+    pub leadership: Leadership,
+    /// What it begins with.
+    pub beginning: Beginning,
+    /// Whether it first asks others for its books, and begins with those: the other gateways that are configured for their
+    /// state, and where none gives it, the venue's server for the session that the own log ends in.
+    pub takes_copies: bool,
+}
+
+/// What a gateway begins with that comes into a session late.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Beginning {
+    /// With its own log, and what comes from now on. Its books lack what was before, and say so.
+    #[default]
+    OwnLog,
+    /// With the whole session, asked of the peer and of the venue's server. The own log goes: it would say everything
+    /// twice. For a gateway that joins a peer which has it all.
+    WholeSession,
+}
+
+/// Who decides whether a gateway publishes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Leadership {
+    /// Nobody: there is no other gateway, and it always does.
+    #[default]
+    Alone,
+    /// Whoever opens the fences of its groups. Until then it listens to the other gateway, and keeps up.
+    Elected,
+}
+
+/// Why a gateway did not start.
+#[derive(Debug, Error)]
+pub enum GatewayError {
+    /// The state file.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The audit.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
+    /// A publication log.
+    #[error("cannot open the publication log of channel {channel}: {source}")]
+    Log {
+        /// Whose.
+        channel: String,
+        /// Why.
+        source: mdgw_publog::LogError,
+    },
+    /// A socket.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// A backend that the kernel doesn't have.
+    #[error(transparent)]
+    Backend(#[from] MissingIoUring),
+    /// A pool's threads.
+    #[error("cannot start pool {pool}: {source}")]
+    Pool {
+        /// Which.
+        pool: String,
+        /// Why.
+        source: StartError,
+    },
+    /// The election's store.
+    #[error(transparent)]
+    Store(#[from] PlaceError),
+    /// The retransmission service.
+    #[error(transparent)]
+    Retransmission(#[from] ServiceError),
+    /// Listening to the other gateway.
+    #[error(transparent)]
+    Standby(#[from] StandbyError),
+    /// The fence in the kernel.
+    #[error(transparent)]
+    KernelFence(#[from] KernelFenceError),
+    /// Anything else that the system refused.
+    #[error("cannot {act}: {source}")]
+    Io {
+        /// What was tried.
+        act: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+impl GatewayError {
+    fn io(act: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let act = act.into();
+        move |source| Self::Io { act, source }
+    }
+}
+
+impl Gateway {
+    /// Starts everything that the configuration names.
+    ///
+    /// # Errors
+    /// The first thing that can't be had. Nothing is left running then.
+    pub fn start(config: &Resolved, overrides: Overrides) -> Result<Self, GatewayError> {
+        let audit = config.gateway.audit_file.as_ref().map(Audit::start).transpose()?;
+        let registry = Arc::new(Registry::default());
+        let overrides = match config.election {
+            Some(_) => Overrides { leadership: Leadership::Elected, ..overrides },
+            None => overrides,
+        };
+        // Sockets belong to the cgroup that they were opened in.
+        let kernel = KernelGuard::start(config)?;
+        let page = HeldPage::of(config)?;
+        let mut wiring = Wiring::new(config, overrides, &registry)?;
+        let this_start = wiring.this_start();
+        let mut pools = Vec::new();
+        for (number, pool) in config.pools.iter().enumerate() {
+            let words = page.as_ref().map_or_else(Vec::new, |page| page.pool_words(config, number));
+            let started = wiring.start_pool(number, pool, &words);
+            match started {
+                Ok(Some(pool)) => pools.push(pool),
+                // A pool without channels has nothing to do.
+                Ok(None) => {}
+                Err(error) => {
+                    for PoolOfChannels { pool, .. } in pools {
+                        pool.shutdown();
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        let standby = wiring.start_standby()?;
+        let board = standby.as_ref().map(Standby::board);
+        let groups = group::desks(config, wiring.groups(), &pools, wiring.words(), board);
+        let (peer_gaps, history) = (Arc::clone(wiring.peer_gaps()), Arc::clone(wiring.history()));
+        let logs = config.channels.iter().map(|setup| (setup.id, wiring::log_directory(config, setup.id))).collect();
+        let (latency, cold) = wiring.start_cold_threads()?;
+        tracing::info!(
+            epoch = this_start.epoch.count(),
+            channels = config.channels.len(),
+            pools = pools.len(),
+            "gateway runs"
+        );
+        let notes = audit.as_ref().map(Audit::notes);
+        let peer_way = PeerWay::default();
+        let node = NodeId(config.gateway.node);
+        let takeovers = TakeoverWatch::new(groups.keys().copied(), node, notes.cloned(), &registry);
+        let elections = match &config.election {
+            Some(election) => {
+                let around = Around {
+                    audit: notes,
+                    peer_way: &peer_way,
+                    omens: takeovers.omens(),
+                    kernel: kernel.as_ref(),
+                    page: page.as_ref(),
+                };
+                election::start(config, election, this_start, &groups, &around).inspect_err(|_| {
+                    for PoolOfChannels { pool, .. } in &pools {
+                        pool.shutdown();
+                    }
+                })?
+            }
+            None => BTreeMap::new(),
+        };
+        let gateway = Self {
+            this_start,
+            node: config.gateway.node,
+            audit,
+            control: None,
+            groups,
+            elections,
+            logs,
+            peer_gaps,
+            history,
+            pools,
+            standby,
+            link: None,
+            peer_way,
+            peer_news: None,
+            placer: None,
+            peer_fitness: PeerFitness::default(),
+            condition: ConditionWatch::default(),
+            takeovers,
+            own_place: OwnPlace {
+                node: NodeId(config.gateway.node),
+                incarnation: this_start.incarnation,
+                stays_ns: config
+                    .election
+                    .as_ref()
+                    .map_or(0, |election| election.backend.session_ns().unwrap_or(election.timing.lease_ns)),
+            },
+            heartbeat_ns: config.outputs.iter().map(|output| output.heartbeat_ns).max().unwrap_or(0),
+            page,
+            vigil: None,
+            kernel,
+            registry,
+            latency,
+            cold,
+            alarms: Alarms::default(),
+        };
+        gateway.note_all(&Change::Started);
+        if overrides.leadership == Leadership::Alone {
+            gateway.note_all(&Change::Gained);
+        }
+        Ok(gateway)
+    }
+
+    /// Where changes of leadership are noted, if an audit is kept.
+    #[must_use]
+    pub fn audit(&self) -> Option<&AuditNotes> {
+        self.audit.as_ref().map(Audit::notes)
+    }
+
+    /// Lets `mdgw ha` and `mdgw top` ask and tell, from now on. Standing alone, there are no groups to decide about.
+    ///
+    /// # Errors
+    /// When the socket can't be made.
+    pub fn serve_control(&mut self, config: &Resolved) -> Result<(), GatewayError> {
+        let Some(path) = &config.gateway.control_socket else { return Ok(()) };
+        let backend = config.election.as_ref().map(|election| &election.backend);
+        let groups =
+            self.elections.iter().map(|(group, election)| (*group, self.group_control(*group, election, backend)));
+        let audit = config.gateway.audit_file.clone();
+        let watch = self.watch();
+        let snapshot = Arc::new(move || watch.snapshot());
+        let pair = PairControl { node: NodeId(self.node), groups: groups.collect(), audit, snapshot };
+        let served = ControlServer::start(path, move |request| pair.answer(request));
+        self.control = Some(served.map_err(GatewayError::io(format!("listen at {}", path.display())))?);
+        Ok(())
+    }
+
+    fn group_control(&self, group: GroupId, election: &Election, backend: Option<&Backend>) -> GroupControl {
+        // Two gateways may lead at a time while the network between them is cut.
+        let may_split = matches!(backend, Some(Backend::Emergent(_)));
+        let has_record = backend.is_some_and(Backend::has_record);
+        let admitting = election.clone();
+        let board = self.board().cloned();
+        let channels: Vec<ChannelId> = self.group(group).into_iter().flat_map(GroupDesk::channels).collect();
+        let conditions = Arc::clone(self.condition.newest());
+        let costs = self.takeovers.costs(group).cloned();
+        let history = self.link.as_ref().map(|_| Arc::clone(&self.history));
+        let details = move || {
+            let condition = lock(&conditions).get(&group).copied();
+            let board = board.as_ref().map(|board| board.all()).unwrap_or_default();
+            let known = channels.iter().filter_map(|channel| Some((channel, board.get(channel)?)));
+            let told = known.map(|(channel, known)| {
+                let ready = known.ready.map(Reached::from);
+                let state = format!("{:?}", known.state).to_lowercase();
+                let kept = history.as_ref().and_then(|history| history.extent(*channel)).map(|kept| {
+                    let (from, until, next) = (kept.from.0, kept.until.0, kept.next.0);
+                    json!({ "from": from, "until": until, "next": next, "bytes": kept.bytes, "is_cut": kept.is_cut })
+                });
+                let packets = known.packets;
+                json!({ "channel": channel.0, "state": state, "ready": ready, "packets_heard": packets, "kept": kept })
+            });
+            let joining = condition.map(|Condition { joining, .. }| {
+                json!({
+                    "standing": joining.standing,
+                    "behind_messages": joining.behind_messages,
+                    "channels_missing": joining.channels_missing,
+                    "level_ms": joining.level_ns / 1_000_000,
+                    "unlike_ms": joining.unlike_ns / 1_000_000,
+                })
+            });
+            let fitness = condition.map(|condition| condition.fitness.class().name());
+            let takeovers = costs.as_ref().map(|costs| lock(costs).to_json());
+            json!({
+                "may_split": may_split,
+                "takeovers": takeovers,
+                "fitness": fitness,
+                "joining": joining,
+                "channels": told.collect::<Vec<_>>(),
+            })
+        };
+        let latch = Arc::new(election.clone());
+        let admit = has_record.then(|| Arc::new(move |node, name| admitting.admit(node, name)) as Admit);
+        let peer_way = Arc::clone(&self.peer_way);
+        let ask_to_lead: AskToLead =
+            Arc::new(move |node| peer_way.get().is_some_and(|desk| desk.ask_to_lead(node.0, group)));
+        GroupControl { latch, admit, ask_to_lead, details: Arc::new(details) }
+    }
+
+    /// The same for each group.
+    fn note_all(&self, change: &Change) {
+        let Some(notes) = self.audit() else { return };
+        for group in self.groups.keys() {
+            notes.note(*group, NodeId(self.node), self.epoch(), change.clone());
+        }
+    }
+
+    /// A group, for whoever decides about its leadership.
+    #[must_use]
+    pub fn group(&self, group: GroupId) -> Option<&GroupDesk> {
+        self.groups.get(&group)
+    }
+
+    /// The election of that group, where there is one.
+    #[must_use]
+    pub fn election(&self, group: GroupId) -> Option<&Election> {
+        self.elections.get(&group)
+    }
+
+    /// Links it to the other gateways; where messages for them are left and found.
+    ///
+    /// # Errors
+    /// When it can't listen. A peer that isn't there yet is no error.
+    ///
+    /// # Panics
+    /// When the gateway stands alone, and so has nothing to tell.
+    pub fn link(&mut self, ends: PairEnds) -> Result<&Arc<PairDesk>, PairLinkError> {
+        let board = Arc::clone(self.board().expect("a gateway that stands alone has no peer"));
+        let epochs = self.groups.iter().map(|(group, desk)| (*group, Arc::clone(desk.epochs()))).collect();
+        let desks: Vec<_> = self.groups.values().cloned().collect();
+        let channels = Channels::new(move |channel, message| {
+            let desk = desks.iter().find(|desk| desk.channels().any(|id| id == channel));
+            desk.is_some_and(|desk| desk.tell(channel, message).is_ok())
+        });
+        let (peer_gaps, history) = (Arc::clone(&self.peer_gaps), Arc::clone(&self.history));
+        let parts = PairParts { board, epochs, logs: self.logs.clone(), peer_gaps, history, channels };
+        let link = PairLink::start(PairLinkConfig { node: self.node, ends }, parts)?;
+        let _first = self.peer_way.set(Arc::clone(link.desk()));
+        let fitness = Arc::clone(&self.peer_fitness);
+        let news = PeerNews::start(
+            Arc::clone(link.desk()),
+            self.elections.clone(),
+            fitness,
+            Arc::clone(self.takeovers.omens()),
+            self.audit().map(|notes| DeathNotes::new(NodeId(self.node), notes.clone())),
+        );
+        let news = news.map_err(PairLinkError::Thread)?;
+        self.peer_news = Some(news);
+        Ok(self.link.insert(link).desk())
+    }
+
+    /// As the configuration says; without `[election.link]`, nothing.
+    ///
+    /// # Errors
+    /// When the key can't be read, or the gateway can't listen.
+    pub fn link_as_configured(&mut self, config: &Resolved) -> Result<(), GatewayError> {
+        let Some(election) = &config.election else { return Ok(()) };
+        let Some(link @ LinkConfig { listen, peers, key_file, .. }) = &election.link else { return Ok(()) };
+        let failed = |why: String| GatewayError::Io {
+            act: "link to the other gateways".to_owned(),
+            source: std::io::Error::other(why),
+        };
+        let key = SharedKey::load(key_file).map_err(|error| failed(error.to_string()))?;
+        let ends = PairEnds {
+            listen: *listen,
+            peers: peers.clone(),
+            key,
+            period_ns: election.timing.renew_ns.min(TELL_NS_MAX),
+        };
+        self.link(ends).map_err(|error| failed(error.to_string()))?;
+        if election.spread && self.elections.len() > 1 {
+            self.placer = Some(self.spread_groups(election.timing.lease_ns)?);
+        }
+        let incarnation = self.this_start.incarnation;
+        let member = Member { node: NodeId(self.node), name: election.name.clone(), incarnation };
+        if let Some(page) = self.page.take() {
+            let kernel = self.kernel.as_ref().map(KernelGuard::fence);
+            self.vigil = Some(Vigil::start(page, link, member, election, &self.elections, kernel)?);
+        }
+        Ok(())
+    }
+
+    fn spread_groups(&self, lease_ns: u64) -> Result<Placer, GatewayError> {
+        let load =
+            |group| self.group(group).map_or(0, |desk| u32::try_from(desk.channels().count()).unwrap_or(u32::MAX));
+        let elections = self.elections.iter().map(|(group, election)| (*group, (election.clone(), load(*group))));
+        let spread = Spread { node: NodeId(self.node), lease_ns, elections: elections.collect() };
+        Placer::start(spread).map_err(GatewayError::io("start the thread that spreads groups"))
+    }
+
+    /// What is known of the other gateway, if this one listens to it.
+    #[must_use]
+    pub fn board(&self) -> Option<&Arc<Board>> {
+        self.standby.as_ref().map(Standby::board)
+    }
+
+    /// The epoch under which it publishes.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.this_start.epoch
+    }
+
+    /// Counters of all channels, as they stand.
+    #[must_use]
+    pub fn readings(&self) -> Vec<Reading> {
+        self.registry.read()
+    }
+
+    /// The log of latencies, if there is one.
+    #[must_use]
+    pub fn latency_log(&self) -> Option<&PathBuf> {
+        self.latency.log()
+    }
+
+    /// All that it shows of itself, at this moment.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        self.watch().snapshot()
+    }
+
+    fn watch(&self) -> Watch {
+        let pools = self.pools.iter().map(|PoolOfChannels { name, pool, channels }| WatchedPool {
+            name: name.clone(),
+            pool: Arc::clone(pool),
+            channels: channels.clone(),
+        });
+        Watch {
+            source: format!("gateway {}, epoch {}", self.node, self.epoch().count()),
+            pools: pools.collect(),
+            registry: Arc::clone(&self.registry),
+            recent: Arc::clone(self.latency.recent()),
+            kernel_drops: self.cold.kernel_drops().clone(),
+        }
+    }
+
+    /// What each pool's threads are doing and have done.
+    pub fn gauges(&self) -> impl Iterator<Item = Gauges> {
+        self.pools.iter().map(|pool| pool.pool.gauges())
+    }
+
+    /// Channels that are out of service, and why.
+    pub fn failed(&self) -> impl Iterator<Item = (&str, FailReason)> {
+        self.pools.iter().flat_map(|pool| {
+            pool.channels
+                .iter()
+                .enumerate()
+                .filter_map(|(index, (_, name))| Some((name.as_str(), pool.pool.failed(index)?)))
+        })
+    }
+
+    /// Why a pool has stopped by itself, if one has.
+    #[must_use]
+    pub fn fault(&self) -> Option<String> {
+        self.pools.iter().find_map(|pool| pool.pool.fault())
+    }
+
+    /// Logs what has become worth a look since the last call. To be called once a second or so; the names of the alarms
+    /// are those of the pages in `ops/runbooks`.
+    pub fn log_alarms(&mut self) {
+        let readings = self.registry.read();
+        let failed: Vec<_> = self.failed().map(|(channel, reason)| (channel.to_owned(), reason.to_string())).collect();
+        self.alarms.look(&readings, &failed);
+        if let Some(fault) = self.vigil.as_mut().and_then(Vigil::fault) {
+            tracing::error!(alarm = "no-sentinel", fault, "the other gateway would have to wait for the lease");
+            self.vigil = None;
+        }
+    }
+
+    /// Looks how this gateway is, and tells each group's election: how fit it is to lead, and whether it stands. To be
+    /// called some times a second; until then it stands for nothing.
+    pub fn tell_condition(&mut self) {
+        let progress = if self.fault().is_some() { Progress::Stuck } else { Progress::Running };
+        let Some(board) = self.standby.as_ref().map(Standby::board) else { return };
+        // With a link its thread does, sooner.
+        if self.link.is_none() {
+            board.tell_gaps(|channel, session| {
+                let desk = self.groups.values().find(|desk| desk.channels().any(|id| id == channel));
+                desk.is_some_and(|desk| desk.tell(channel, ChannelMessage::PeerDeclaredGap(session)).is_ok())
+            });
+        }
+        let around = condition::Surroundings {
+            own: self.own_place,
+            board,
+            pair: self.link.as_ref().map(|link| &**link.desk()),
+            peer_fitness: &self.peer_fitness,
+            heartbeat_ns: self.heartbeat_ns,
+        };
+        let now = mono_now();
+        for (group, election) in &self.elections {
+            if let Some(desk) = self.groups.get(group) {
+                self.condition.look(*group, (desk, election), &around, now);
+                self.takeovers.look(*group, (desk, election), board, now);
+            }
+            election.set_progress(progress);
+        }
+    }
+
+    /// What may change while it runs: see [`Resolved::diff_reloadable`].
+    pub fn reload(&self, config: &Resolved) {
+        self.latency.set_interval_ns(config.latency.interval_ns);
+        self.cold.reload(config);
+    }
+
+    /// Ends in order: threads are joined, logs are closed, the state is on disk.
+    ///
+    /// # Errors
+    /// When latency logs or state could not be written to their end; everything has ended all the same.
+    pub fn stop(self) -> Result<GatewayReport, GatewayError> {
+        self.note_all(&Change::Stopped);
+        let Self { this_start, elections, pools, standby, link, peer_news, placer, .. } = self;
+        let Self { vigil, latency, cold, audit, control, .. } = self;
+        drop(placer);
+        // First of all: another gateway leads on while this one still ends.
+        elections.values().for_each(LeaderLatch::close);
+        drop(control);
+        drop(vigil);
+        drop(peer_news);
+        drop(link);
+        let heard = standby.map(Standby::stop);
+        let mut channels = Vec::new();
+        let mut gauges = Vec::new();
+        let mut left = Vec::new();
+        for PoolOfChannels { pool, channels: names, .. } in pools {
+            gauges.push(pool.gauges());
+            for (mut pipeline, (id, name)) in pool.shutdown().into_iter().zip(names) {
+                pipeline.hand_over_figures(mono_now());
+                left.extend(left_at(&pipeline).map(|left_at| (id, left_at)));
+                channels.push(ChannelReport::of(&pipeline, id, name));
+            }
+        }
+        let kernel_drops = cold.kernel_drops().total();
+        let stopped = cold.stop(left);
+        if let Some(counts) = audit.map(Audit::stop).filter(|counts| counts.lost > 0) {
+            tracing::error!(alarm = "audit-failing", counts.lost, "changes of leadership are not on disk");
+        }
+        let collected = latency.stop().map_err(GatewayError::io("write the latency log"));
+        stopped?;
+        Ok(GatewayReport { epoch: this_start.epoch, channels, gauges, kernel_drops, heard, latency: collected? })
+    }
+}
+
+/// Where a channel stands, once a session has begun.
+fn left_at(pipeline: &ChannelPipeline) -> Option<LeftAt> {
+    let numbering = pipeline.sink().numbering()?;
+    let session = Session::from_bytes(numbering.session)?;
+    Some(LeftAt { session, next: numbering.settled, has_ended: numbering.has_ended })
+}
+
+/// Positions are told at least so often, however long the lease: whether a leader is heard is judged by them.
+const TELL_NS_MAX: u64 = 20_000_000;

@@ -1,0 +1,239 @@
+//! What runs beside the pools, on threads that may wait: log keeping, state on disk, drop counters, memberships,
+//! retransmission.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use crossbeam_queue::ArrayQueue;
+use mdgw_feeds::{
+    channel::Numbering,
+    identity::{ChannelId, Line},
+};
+use mdgw_pair::standby::KnownEpochs;
+use mdgw_sys::{
+    clock::{mono_now, unix_now},
+    drops::SocketDrops,
+    sockets::{MembershipWatch, Watched},
+};
+
+use super::{GatewayError, log_keeping::KeptLog};
+use crate::{
+    config::{
+        Resolved,
+        resolved::{RetransmissionConfig, RetransmissionLimits},
+    },
+    retransmit::{RetransmissionService, ServedChannel},
+    state_file::{LeftAt, StateError, StateFile},
+};
+
+/// What the cold threads work on.
+pub(super) struct ColdParts<'c> {
+    pub(super) config: &'c Resolved,
+    pub(super) state: StateFile,
+    pub(super) numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
+    pub(super) keepers: Vec<KeptLog>,
+    pub(super) watched: Watched,
+    pub(super) drops: SocketDrops,
+    pub(super) served: Vec<ServedChannel>,
+    pub(super) epochs: Vec<Arc<KnownEpochs>>,
+}
+
+/// The running threads.
+#[derive(Debug)]
+pub(super) struct ColdThreads {
+    stop: Arc<AtomicBool>,
+    keeper: Option<JoinHandle<Result<StateFile, StateError>>>,
+    kernel_drops: KernelDrops,
+    memberships: Option<MembershipWatch>,
+    retransmission: Option<Retransmission>,
+}
+
+impl ColdThreads {
+    pub(super) fn start(parts: ColdParts<'_>) -> Result<Self, GatewayError> {
+        let ColdParts { config, state, numberings, keepers, watched, drops, served, epochs } = parts;
+        let stop = Arc::new(AtomicBool::new(false));
+        let kernel_drops = KernelDrops::default();
+        let memberships = if watched.memberships.is_empty() && watched.egresses.is_empty() {
+            None
+        } else {
+            let watch = MembershipWatch::start(watched, MembershipWatch::INTERVAL);
+            Some(watch.map_err(GatewayError::io("watch memberships"))?)
+        };
+        let chores = Chores { state, numberings, keepers, drops, kernel_drops: kernel_drops.clone(), epochs };
+        let of_thread = Arc::clone(&stop);
+        let keeper = std::thread::Builder::new()
+            .name("mdgw-keeper".to_owned())
+            .spawn(move || chores.run(&of_thread))
+            .map_err(GatewayError::io("start the keeper's thread"))?;
+        let mut cold = Self { stop, keeper: Some(keeper), kernel_drops, memberships, retransmission: None };
+        if let Some(retransmission) = &config.retransmission {
+            cold.retransmission = Some(Retransmission::start(retransmission, served, &cold.stop)?);
+        }
+        Ok(cold)
+    }
+
+    /// Datagrams that the kernel dropped.
+    pub(super) fn kernel_drops(&self) -> &KernelDrops {
+        &self.kernel_drops
+    }
+
+    pub(super) fn reload(&self, config: &Resolved) {
+        if let (Some(running), Some(retransmission)) = (&self.retransmission, &config.retransmission) {
+            *running.new_limits.lock().unwrap_or_else(PoisonError::into_inner) = Some(retransmission.limits.clone());
+        }
+    }
+
+    /// `left`: where the channels stand, for the next start.
+    pub(super) fn stop(mut self, left: Vec<(ChannelId, LeftAt)>) -> Result<(), GatewayError> {
+        self.stop.store(true, Ordering::Release);
+        drop(self.memberships.take());
+        if let Some(retransmission) = self.retransmission.take() {
+            // An error of its socket was logged when it came.
+            let _ = retransmission.thread.join();
+        }
+        let Some(keeper) = self.keeper.take() else { return Ok(()) };
+        let mut state = keeper.join().map_err(|_| GatewayError::Io {
+            act: "end the keeper's thread".to_owned(),
+            source: std::io::Error::other("it panicked"),
+        })??;
+        Ok(state.leave(left)?)
+    }
+}
+
+impl Drop for ColdThreads {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+    }
+}
+
+/// Datagrams that the kernel dropped for want of room in a socket, summed up by the keeper's thread.
+#[derive(Clone, Debug, Default)]
+pub(super) struct KernelDrops(Arc<AtomicU64>);
+
+impl KernelDrops {
+    /// All of them.
+    pub(super) fn total(&self) -> u64 {
+        // Relaxed: a count orders nothing else.
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn add(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+}
+
+/// The retransmission service's thread.
+#[derive(Debug)]
+struct Retransmission {
+    thread: JoinHandle<()>,
+    new_limits: Arc<Mutex<Option<RetransmissionLimits>>>,
+}
+
+impl Retransmission {
+    fn start(
+        config: &RetransmissionConfig,
+        served: Vec<ServedChannel>,
+        stop: &Arc<AtomicBool>,
+    ) -> Result<Self, GatewayError> {
+        let mut service = RetransmissionService::new(config, served)?;
+        let new_limits = Arc::new(Mutex::new(None));
+        let (of_thread, stop) = (Arc::clone(&new_limits), Arc::clone(stop));
+        let thread = std::thread::Builder::new()
+            .name("mdgw-retransmit".to_owned())
+            .spawn(move || {
+                while !stop.load(Ordering::Acquire) {
+                    if let Some(limits) = of_thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                        service.set_limits(limits);
+                    }
+                    let turned = service.turn(mono_now()).and_then(|more| if more { Ok(()) } else { service.wait() });
+                    if let Err(error) = turned {
+                        tracing::error!(%error, "retransmission service");
+                        std::thread::sleep(PAUSE_AFTER_ERROR);
+                    }
+                }
+            })
+            .map_err(GatewayError::io("start the retransmission service's thread"))?;
+        Ok(Self { thread, new_limits })
+    }
+}
+
+/// A socket that fails once may fail at once again.
+const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
+
+struct Chores {
+    state: StateFile,
+    numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
+    keepers: Vec<KeptLog>,
+    drops: SocketDrops,
+    kernel_drops: KernelDrops,
+    /// Of each group.
+    epochs: Vec<Arc<KnownEpochs>>,
+}
+
+/// A segment is filled in no less than tens of milliseconds, and one is ready ahead.
+const TURN: Duration = Duration::from_millis(2);
+/// Drop counters are read once in so many turns.
+const TURNS_PER_DROP_READING: u32 = 50;
+
+impl Chores {
+    /// Hands the state back when it ends.
+    fn run(mut self, stop: &AtomicBool) -> Result<StateFile, StateError> {
+        let mut turn = 0_u32;
+        while !stop.load(Ordering::Acquire) {
+            let now_ns = unix_now().0;
+            for keeper in &mut self.keepers {
+                keeper.turn(now_ns);
+            }
+            if let Err(error) = self.keep_numberings() {
+                // The stream goes on; a restarted gateway might count restarts from what is on disk.
+                tracing::error!(%error, "restart counts are not kept");
+            }
+            if turn.is_multiple_of(TURNS_PER_DROP_READING) {
+                self.read_drops();
+                self.keep_epochs();
+            }
+            turn = turn.wrapping_add(1);
+            std::thread::sleep(TURN);
+        }
+        self.read_drops();
+        self.keep_epochs();
+        self.keep_numberings()?;
+        Ok(self.state)
+    }
+
+    /// Epochs that others made are above this gateway's own count: after a restart it must not go back below them.
+    fn keep_epochs(&mut self) {
+        let Some(highest) = self.epochs.iter().map(|epochs| epochs.highest()).max() else { return };
+        if let Err(error) = self.state.keep_epoch(highest) {
+            tracing::error!(%error, "the epoch is not kept");
+        }
+    }
+
+    fn keep_numberings(&mut self) -> Result<(), StateError> {
+        while let Some((channel, numbering)) = self.numberings.pop() {
+            if self.state.numbering(channel).is_none_or(|kept| kept.session != numbering.session) {
+                tracing::info!(channel = channel.0, session = %numbering.session, "session");
+            }
+            self.state.set_numbering(channel, numbering)?;
+        }
+        Ok(())
+    }
+
+    fn read_drops(&mut self) {
+        let kernel_drops = &self.kernel_drops;
+        let read = self.drops.read(|handle, dropped| {
+            kernel_drops.add(u64::from(dropped));
+            let line = Line(handle.line.0);
+            tracing::warn!(channel = handle.channel.0, %line, dropped, "the kernel dropped datagrams: no room in the socket");
+        });
+        if let Err(error) = read {
+            tracing::warn!(%error, "a drop counter can't be read");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The gateway's fence in the kernel, where the configuration wants one: put up before any socket is opened.
+
+use std::{
+    collections::BTreeSet,
+    net::{SocketAddr, SocketAddrV4},
+};
+
+use mdgw_feeds::identity::GroupId;
+use mdgw_sys::kernel_fence::{FenceCgroup, KernelFence, KernelFenceSlot};
+
+use super::GatewayError;
+use crate::config::Resolved;
+
+/// A closed fence around this process. Dropped after all that sends.
+#[derive(Debug)]
+pub(super) struct KernelGuard {
+    fence: KernelFence,
+    groups: Vec<GroupId>,
+    /// Left when this is dropped.
+    _cgroup: FenceCgroup,
+}
+
+impl KernelGuard {
+    /// Around all outputs; `None` where the configuration wants none.
+    ///
+    /// # Errors
+    /// Where this host or this user can't have one; says what is missing.
+    pub(super) fn start(config: &Resolved) -> Result<Option<Self>, GatewayError> {
+        if !config.election.as_ref().is_some_and(|election| election.kernel_fence) {
+            return Ok(None);
+        }
+        let groups: BTreeSet<GroupId> = config.channels.iter().map(|channel| channel.group).collect();
+        let groups: Vec<GroupId> = groups.into_iter().collect();
+        let lines = config.outputs.iter().flat_map(|output| &output.lines);
+        let destinations: BTreeSet<SocketAddrV4> = lines.map(|line| line.address).collect();
+        let destinations: Vec<SocketAddrV4> = destinations.into_iter().collect();
+        let cgroup = FenceCgroup::enter().map_err(GatewayError::io(NO_CGROUP))?;
+        let fence = KernelFence::attach(cgroup.path(), &groups, &destinations)?;
+        let around: Vec<SocketAddr> = destinations.into_iter().map(SocketAddr::V4).collect();
+        tracing::info!(cgroup = %cgroup.path().display(), ?around, "kernel_fence: the kernel refuses what is sent too late");
+        Ok(Some(Self { fence, groups, _cgroup: cgroup }))
+    }
+
+    /// Of that group.
+    pub(super) fn slot(&self, group: GroupId) -> Option<KernelFenceSlot> {
+        let index = self.groups.iter().position(|other| *other == group)?;
+        Some(self.fence.group(index))
+    }
+
+    /// For the sentinel.
+    pub(super) fn fence(&self) -> &KernelFence {
+        &self.fence
+    }
+}
+
+const NO_CGROUP: &str = "put this process into a cgroup of its own for kernel_fence (it takes cgroup v2 and root, or Delegate=yes \
+                         where systemd starts it)";

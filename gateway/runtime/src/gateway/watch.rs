@@ -1,0 +1,111 @@
+//! What the gateway shows of itself to whoever asks: counters, pools and the last interval's latencies, put together.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use mdgw_engine::dispatch::roles::Gauges;
+use mdgw_feeds::{
+    channel::ChannelState,
+    identity::{ChannelId, Line},
+};
+use mdgw_status::{
+    recent::Recent,
+    snapshot::{ChannelSnapshot, PoolSnapshot, Snapshot, ThreadSnapshot},
+};
+use mdgw_sys::clock::{mono_now, unix_now};
+use mdgw_telemetry::counters::Registry;
+
+use super::{cold::KernelDrops, pool::RunningPool};
+
+/// All that is read. Cheap to clone, and of no hindrance to any other thread.
+#[derive(Clone, Debug)]
+pub(super) struct Watch {
+    pub(super) source: String,
+    pub(super) pools: Vec<WatchedPool>,
+    pub(super) registry: Arc<Registry>,
+    pub(super) recent: Arc<Recent>,
+    pub(super) kernel_drops: KernelDrops,
+}
+
+/// One pool.
+#[derive(Clone, Debug)]
+pub(super) struct WatchedPool {
+    pub(super) name: String,
+    pub(super) pool: Arc<dyn RunningPool>,
+    /// In the order of their indices in the pool.
+    pub(super) channels: Vec<(ChannelId, String)>,
+}
+
+impl Watch {
+    pub(super) fn snapshot(&self) -> Snapshot {
+        let mut counters: BTreeMap<String, BTreeMap<&str, u64>> = BTreeMap::new();
+        for reading in self.registry.read() {
+            counters.entry(reading.scope).or_default().insert(reading.name, reading.value);
+        }
+        let mut channels = Vec::new();
+        for pool in &self.pools {
+            for (index, (id, name)) in pool.channels.iter().enumerate() {
+                let counters = counters.get(name).cloned().unwrap_or_default();
+                channels.push(self.channel(pool, index, *id, name, &counters));
+            }
+        }
+        channels.sort_by_key(|channel| channel.id);
+        Snapshot {
+            source: self.source.clone(),
+            time_ns: unix_now().0,
+            clock_ns: mono_now().0,
+            progress: None,
+            kernel_drops: self.kernel_drops.total(),
+            pools: self.pools.iter().map(|pool| pool_snapshot(&pool.name, &pool.pool.gauges())).collect(),
+            channels,
+        }
+    }
+
+    fn channel(
+        &self,
+        pool: &WatchedPool,
+        index: usize,
+        id: ChannelId,
+        name: &str,
+        counters: &BTreeMap<&str, u64>,
+    ) -> ChannelSnapshot {
+        let value = |name: &str| counters.get(name).copied().unwrap_or(0);
+        let failed = pool.pool.failed(index);
+        let told = u8::try_from(value("state")).ok().and_then(ChannelState::from_number).unwrap_or_default();
+        // What failed tells no state any more.
+        let state = if failed.is_some() { ChannelState::Failed } else { told };
+        let silent = value("lines_silent");
+        ChannelSnapshot {
+            id: id.0,
+            name: name.to_owned(),
+            pool: pool.name.clone(),
+            state: format!("{state:?}").to_lowercase(),
+            failed: failed.map(|reason| reason.to_string()),
+            datagrams: value("datagrams"),
+            messages: value("messages"),
+            records: value("records"),
+            packets_sent: value("packets_sent"),
+            gaps: value("gaps"),
+            gap_messages: value("gap_messages"),
+            drops: value("drops"),
+            book_faults: value("book_faults"),
+            silent_lines: (0..8).filter(|line| silent >> line & 1 == 1).map(|line| Line(line).to_string()).collect(),
+            lines: self.recent.lines(id),
+            stages: self.recent.stages(id),
+        }
+    }
+}
+
+fn pool_snapshot(name: &str, gauges: &Gauges) -> PoolSnapshot {
+    let threads = gauges.threads.iter().enumerate().map(|(number, thread)| ThreadSnapshot {
+        name: format!("{name}-{number}"),
+        role: thread.role.name().to_owned(),
+        busy_ns: thread.handler_ns_sum,
+    });
+    PoolSnapshot {
+        name: name.to_owned(),
+        threads: threads.collect(),
+        turns: gauges.counts.turns,
+        deferrals: gauges.counts.deferrals,
+        saturation_ns: gauges.counts.saturation_ns,
+    }
+}

@@ -1,0 +1,591 @@
+//! From configuration to parts: what each channel needs is made here and handed to its pool.
+
+use std::{
+    collections::BTreeMap,
+    hash::{BuildHasher, RandomState},
+    net::{Ipv4Addr, SocketAddrV4},
+    os::fd::AsFd,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use crossbeam_queue::ArrayQueue;
+use mdgw_election::auth::Nonce;
+use mdgw_engine::{
+    dispatch::{Dispatch, WaitPolicy, pool::Pool},
+    handle_set::{
+        HandleSet,
+        epoll::EpollSet,
+        probe::{self, Backend, Waiting},
+        ring::{MultishotSet, RingSet},
+    },
+    pipeline::{COUNTERS, ChannelPipeline, LineSocket, PeerGaps, PipelineLocal, PipelineParts, RecoverySocket},
+    publish::{LogSink, Publisher, PublisherConfig, TakeoverWords},
+};
+use mdgw_feeds::{
+    arbiter::{REQUESTS_UNDER_WAY_MAX, RecoveryConfig},
+    channel::{Channel, ChannelConfig, ChannelState, LateStart, Numbering},
+    identity::{ChannelId, GroupId, Line, Sequence, Session},
+    published::{packet::PacketFlags, position::StreamPosition},
+};
+use mdgw_pair::standby::{
+    ChannelGauges, InputHistory, KnownEpochs, ListenedChannel, ListenedInput, ListenedOutput, Standby, StandbyConfig,
+};
+use mdgw_publog::{LogOptions, Recovered, Retention};
+use mdgw_status::disclosure::Disclosure;
+use mdgw_sys::{
+    batch::{HEADER_BYTES, OutputIndex, Outputs, ReceiveBatch, SendBuffers},
+    clock::unix_now,
+    drops::SocketDrops,
+    fence::Fence,
+    handle::{ChannelIndex, Handle},
+    hardware_stamps,
+    progress::ThreadWord,
+    sockets::{
+        Egress, Interface, OutputOptions, ReceiveOptions, SourceFilter, Stamps, Watched, open_output, open_receive,
+    },
+};
+use mdgw_telemetry::{channels::channel_exchange, counters::Registry, stages::stage_exchange};
+use socket2::Socket;
+
+use super::{
+    Beginning, GatewayError, Leadership, Overrides, PoolOfChannels,
+    cold::{ColdParts, ColdThreads},
+    copied::Givers,
+    log_keeping::{KeptLog, LOG_COUNTERS},
+    pool::PoolOf,
+    replayed::Replay,
+};
+use crate::{
+    config::{
+        Resolved,
+        resolved::{ChannelSetup, OutputConfig, PoolConfig},
+    },
+    latency_thread::{ChannelFigures, LatencyThread, ThreadStages},
+    retransmit::ServedChannel,
+    state_file::{LeftAt, Start, StateFile},
+};
+
+/// Makes the parts and remembers what the cold threads will want of them.
+#[derive(Debug)]
+pub(super) struct Wiring<'c> {
+    config: &'c Resolved,
+    overrides: Overrides,
+    registry: &'c Registry,
+    state: StateFile,
+    start: Start,
+    groups: BTreeMap<GroupId, GroupParts>,
+    peer_gaps: Arc<PeerGaps>,
+    history: Arc<InputHistory>,
+    listened: Vec<ListenedChannel>,
+    words: BTreeMap<ChannelId, Arc<TakeoverWords>>,
+    outputs: Arc<Outputs>,
+    numberings: Arc<ArrayQueue<(ChannelId, Numbering)>>,
+    givers: Givers,
+    keepers: Vec<KeptLog>,
+    watched: Watched,
+    drops: SocketDrops,
+    stages: Vec<ThreadStages>,
+    figures: Vec<ChannelFigures>,
+    served: Vec<ServedChannel>,
+}
+
+/// What decides about a group's output, and what is known of its epochs.
+#[derive(Clone, Debug)]
+pub(super) struct GroupParts {
+    pub(super) fence: Arc<Fence>,
+    pub(super) epochs: Arc<KnownEpochs>,
+}
+
+impl<'c> Wiring<'c> {
+    pub(super) fn new(
+        config: &'c Resolved,
+        overrides: Overrides,
+        registry: &'c Registry,
+    ) -> Result<Self, GatewayError> {
+        let mut state = StateFile::open(&config.gateway.state_file)?;
+        let chance = Nonce::random().map_err(GatewayError::io("get a random number"))?.number();
+        let start = state.begin(config.gateway.node, unix_now(), chance)?;
+        let outputs = config
+            .outputs
+            .iter()
+            .flat_map(|output| &output.lines)
+            .map(|line| OutputOptions {
+                ttl: u8::try_from(line.ttl).unwrap_or(u8::MAX),
+                loopback: line.loopback,
+                ..OutputOptions::new(line.address, Some(line.interface.clone()))
+            })
+            .map(|options| open_output(&options).map(|output| (Egress::of(&options, &output), output)))
+            .collect::<Result<Vec<_>, _>>()?;
+        let (egresses, outputs): (Vec<_>, Vec<_>) = outputs.into_iter().unzip();
+        let group = |group: GroupId| {
+            let fence = match overrides.leadership {
+                Leadership::Alone => Fence::stand_alone(start.epoch),
+                Leadership::Elected => Fence::closed(),
+            };
+            let epochs = KnownEpochs::new(start.epoch, EPOCH_JUMP_MAX);
+            (group, GroupParts { fence: Arc::new(fence), epochs: Arc::new(epochs) })
+        };
+        let groups = config.channels.iter().map(|channel| channel.group).map(group).collect();
+        let link = config.election.as_ref().and_then(|election| election.link.as_ref());
+        Ok(Self {
+            config,
+            overrides,
+            registry,
+            state,
+            start,
+            groups,
+            peer_gaps: Arc::new(PeerGaps::new(usize::from(REQUESTS_UNDER_WAY_MAX) * config.channels.len().max(1))),
+            history: Arc::new(InputHistory::new(
+                config.channels.iter().map(|setup| (setup.id, setup.feed)),
+                link.map_or(HISTORY_BYTES, |link| link.history_bytes),
+            )),
+            listened: Vec::new(),
+            words: BTreeMap::new(),
+            outputs: Outputs::new(outputs),
+            // A channel has one numbering at a time and the cold thread comes by every few milliseconds.
+            numberings: Arc::new(ArrayQueue::new(4 * config.channels.len().max(1))),
+            givers: Givers::of(config, overrides.takes_copies),
+            keepers: Vec::new(),
+            watched: Watched { memberships: Vec::new(), egresses: egresses.into_iter().flatten().collect() },
+            drops: SocketDrops::default(),
+            stages: Vec::new(),
+            figures: Vec::new(),
+            served: Vec::new(),
+        })
+    }
+
+    pub(super) fn this_start(&self) -> Start {
+        self.start
+    }
+
+    pub(super) fn groups(&self) -> &BTreeMap<GroupId, GroupParts> {
+        &self.groups
+    }
+
+    pub(super) fn peer_gaps(&self) -> &Arc<PeerGaps> {
+        &self.peer_gaps
+    }
+
+    pub(super) fn history(&self) -> &Arc<InputHistory> {
+        &self.history
+    }
+
+    pub(super) fn words(&self) -> &BTreeMap<ChannelId, Arc<TakeoverWords>> {
+        &self.words
+    }
+
+    /// Starts one pool with its channels, if it has any; `words`: where its threads show how far they have got.
+    pub(super) fn start_pool(
+        &mut self,
+        number: usize,
+        pool: &PoolConfig,
+        words: &[ThreadWord],
+    ) -> Result<Option<PoolOfChannels>, GatewayError> {
+        let setups: Vec<_> = self.config.channels.iter().filter(|channel| channel.pool == number).collect();
+        if setups.is_empty() {
+            return Ok(None);
+        }
+        let mut pipelines = Vec::with_capacity(setups.len());
+        for (index, setup) in setups.iter().enumerate() {
+            let index = ChannelIndex(u32::try_from(index).unwrap_or(u32::MAX));
+            pipelines.push(self.pipeline(index, setup)?);
+        }
+        let waiting = if pool.wait == WaitPolicy::Spin { Waiting::Spinning } else { Waiting::Blocking };
+        let io = |act: &str| GatewayError::io(format!("{act} for pool {}", pool.name));
+        let running = match probe::choose(pool.io.into(), pool.threads.count(), waiting)? {
+            Backend::Epoll => {
+                self.start_on(EpollSet::new().map_err(io("make an epoll set"))?, pool, pipelines, words)?
+            }
+            Backend::Ring(wait) => {
+                self.start_on(RingSet::new(wait).map_err(io("make rings"))?, pool, pipelines, words)?
+            }
+            Backend::Multishot => {
+                let set = MultishotSet::new(MultishotSet::BUFFERS).map_err(io("make a multishot ring"))?;
+                self.start_on(set, pool, pipelines, words)?
+            }
+        };
+        let channels = setups.iter().map(|setup| (setup.id, setup.name.clone())).collect();
+        Ok(Some(PoolOfChannels { name: pool.name.clone(), pool: running, channels }))
+    }
+
+    /// Of a configured channel's group.
+    fn group_of(&self, setup: &ChannelSetup) -> GroupParts {
+        self.groups.get(&setup.group).cloned().expect("every channel's group was made at the start")
+    }
+
+    fn start_on<S: HandleSet + 'static>(
+        &mut self,
+        set: S,
+        pool: &PoolConfig,
+        pipelines: Vec<ChannelPipeline>,
+        words: &[ThreadWord],
+    ) -> Result<Arc<dyn super::RunningPool>, GatewayError> {
+        let digits = self.config.latency.significant_digits;
+        let channels: Vec<_> = pipelines.iter().map(|pipeline| pipeline.channel().config().id).collect();
+        let mut recorders = Vec::new();
+        for thread in 0..pool.threads.count() {
+            let (recorder, collector) = stage_exchange(channels.len(), digits);
+            let thread = pool.thread_name(thread);
+            self.stages.push(ThreadStages { thread, channels: channels.clone(), collector });
+            recorders.push(Some(recorder));
+        }
+        let sockets: Vec<(Handle, Arc<Socket>)> = pipelines
+            .iter()
+            .enumerate()
+            .flat_map(|(index, pipeline)| {
+                let channel = ChannelIndex(u32::try_from(index).unwrap_or(u32::MAX));
+                pipeline.sockets().map(move |(line, socket)| (Handle { channel, line }, Arc::clone(socket.socket())))
+            })
+            .collect();
+
+        let outputs = Arc::clone(&self.outputs);
+        let quota_packets = pool.quota_packets;
+        let recorders = Mutex::new(recorders);
+        let local = move |thread: usize| {
+            let recorder = recorders
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get_mut(thread)
+                .and_then(Option::take)
+                .expect("each thread of a pool asks once for its own recorder");
+            let batch = ReceiveBatch::new(quota_packets, DATAGRAM_BYTES_MAX);
+            PipelineLocal::new(batch, SendBuffers::new(Arc::clone(&outputs)), recorder)
+        };
+        let mut dispatch = pool.dispatch_config();
+        for (thread, word) in dispatch.threads.iter_mut().zip(words) {
+            thread.word = Some(*word);
+        }
+        let running = Pool::start(&dispatch, Arc::new(set), pipelines, local)
+            .map_err(|source| GatewayError::Pool { pool: pool.name.clone(), source })?;
+        for (handle, socket) in sockets {
+            running.add(socket.as_fd(), handle).map_err(GatewayError::io("watch a line's socket"))?;
+            self.drops.add(handle, socket);
+        }
+        Ok(Arc::new(PoolOf::new(running)))
+    }
+
+    fn pipeline(&mut self, index: ChannelIndex, setup: &ChannelSetup) -> Result<ChannelPipeline, GatewayError> {
+        let output = self.config.outputs.iter().find(|output| output.groups.contains(&setup.group));
+        let mut config = setup.channel_config();
+        config.resume = self.state.numbering(setup.id);
+        config.date = self.overrides.date.or(config.date);
+        config.ts_recv = self.overrides.ts_recv;
+        if self.overrides.leadership == Leadership::Elected {
+            let without_server = RecoveryConfig { attempts_max: 0, ..RecoveryConfig::default() };
+            let recovery = config.arbiter.recovery.get_or_insert(without_server);
+            recovery.peer_attempts_max = PEER_ATTEMPTS_MAX;
+        }
+        // Nobody outside can choose order ids that collide.
+        config.books.order_hash_seed = RandomState::new().hash_one(setup.id.0);
+        let joining = joining(config.clone());
+        let mut replay = Replay::new(setup, self.numbering_to_replay(setup.id));
+        let mut is_given_whole = self.overrides.beginning == Beginning::WholeSession;
+        let has_input = &mut || is_given_whole || replay.can_be_had();
+        let copied = self.givers.channel(self.config, setup, &joining, has_input);
+        // Who was to give it may have died over the copy.
+        is_given_whole &= !self.givers.are_gone();
+        if self.overrides.leadership == Leadership::Elected && is_given_whole {
+            config = joining;
+        }
+
+        let words = Arc::new(TakeoverWords::default());
+        self.words.insert(setup.id, Arc::clone(&words));
+        let counters = self.registry.register(&setup.name, &COUNTERS);
+        let gauges = ChannelGauges {
+            state: counters.reader("state"),
+            log_entries_lost: counters.reader("log_entries_lost"),
+            log_entries_private: counters.reader("log_entries_private"),
+        };
+        let begins = copied.as_ref().and_then(left_by);
+        let OpenedLog { sink, directory: log_directory, resumed } =
+            self.open_log(setup, output, &words, gauges, begins, is_given_whole)?;
+        config.logged = resumed.map(|left| (left.session, left.next));
+        let is_amid = resumed.is_some_and(|left| !left.has_ended && left.next > Sequence(1));
+        if copied.is_none() && !is_given_whole && is_amid && replay.can_be_had() {
+            tracing::info!(channel = setup.name, "the venue's server plays the session again, for the books");
+            config = replaying(config);
+        } else if copied.is_none() && !is_given_whole && is_amid {
+            tracing::warn!(channel = setup.name, "begins amid the session, with its own log alone: books are in doubt");
+        }
+        let of_group = self.config.channels.iter().filter(|other| other.group == setup.group).count() as u64;
+        let publisher = PublisherConfig {
+            group: setup.group,
+            channel: setup.id,
+            outputs: self.output_indices(output),
+            heartbeat_ns: output.map_or(HEARTBEAT_NS, |output| output.heartbeat_ns),
+            tail_packets_per_s: (TAIL_PACKETS_PER_S / of_group.max(1)).max(1),
+            send_ns_max: self.config.election.as_ref().map_or(SEND_NS_MAX, |election| election.timing.send_ns_max),
+            log_directory,
+        };
+        let publisher = Publisher::new(publisher, &sink, words);
+        let lines: Vec<Line> = setup.lines.iter().map(|line| line.line).collect();
+        let (figures, collector) = channel_exchange(&lines);
+        self.figures.push(ChannelFigures { channel: setup.id, collector });
+        Ok(ChannelPipeline::new(PipelineParts {
+            index,
+            channel: copied.unwrap_or_else(|| Channel::new(config)),
+            lines: self.open_lines(setup)?,
+            recovery: self.open_recovery(setup)?,
+            sink,
+            publisher,
+            fence: self.group_of(setup).fence,
+            peer_gaps: Arc::clone(&self.peer_gaps),
+            counters,
+            numberings: Arc::clone(&self.numberings),
+            figures,
+        }))
+    }
+
+    fn open_log(
+        &mut self,
+        setup: &ChannelSetup,
+        output: Option<&OutputConfig>,
+        words: &Arc<TakeoverWords>,
+        gauges: ChannelGauges,
+        begins: Option<LeftAt>,
+        is_given_whole: bool,
+    ) -> Result<OpenedLog, GatewayError> {
+        let gateway = &self.config.gateway;
+        let directory = log_directory(self.config, setup.id);
+        if is_given_whole && begins.is_none() && directory.exists() {
+            let act = format!("remove the log of channel {}, which begins anew", setup.name);
+            std::fs::remove_dir_all(&directory).map_err(GatewayError::io(act))?;
+        }
+        let mut options = LogOptions::new(&directory, setup.id.0);
+        options.segment_bytes = usize::try_from(gateway.segment_bytes).unwrap_or(usize::MAX);
+        let payload_bytes_max = output.map_or(PAYLOAD_BYTES_MAX, |output| output.payload_bytes_max) - HEADER_BYTES;
+        options.payload_bytes_max = payload_bytes_max;
+        options.retention = Retention {
+            bytes_max: gateway.retention_bytes,
+            age_ns_max: gateway.retention_ns,
+            protected_bytes_max: 2 * gateway.retention_bytes,
+        };
+        let opened = mdgw_publog::open(options, unix_now().0)
+            .map_err(|source| GatewayError::Log { channel: setup.name.clone(), source })?;
+        tracing::info!(channel = setup.name, recovered = ?opened.recovered, "publication log");
+        let GroupParts { fence, epochs } = self.group_of(setup);
+        let Recovered { last, last_flags, .. } = opened.recovered;
+        let logged = last.and_then(|(session, next)| Some((Session::from_bytes(session)?, Sequence(next))));
+        self.listened.push(ListenedChannel {
+            group: setup.group,
+            channel: setup.id,
+            log_directory: directory.clone(),
+            logged: begins
+                .map(|begins| (begins.session, begins.next))
+                .or(logged)
+                .map(|(session, next)| StreamPosition::at(session, next)),
+            keep_from: opened.keeper.keep_from(),
+            epochs: Arc::clone(&epochs),
+            fence: Arc::clone(&fence),
+            words: Arc::clone(words),
+            gauges,
+        });
+        self.keepers.push(KeptLog::new(opened.keeper, self.registry.register(&setup.name, &LOG_COUNTERS)));
+        self.served.push(ServedChannel {
+            group: setup.group,
+            channel: setup.id,
+            log_directory: directory.clone(),
+            payload_bytes_max,
+            fence,
+            epochs,
+        });
+        let [flags, _] = last_flags.to_le_bytes();
+        let has_ended = PacketFlags(flags).contains(PacketFlags::END_OF_SESSION);
+        let of_log = logged.map(|(session, next)| LeftAt { session, next, has_ended });
+        // Both are of the present session. A log may lack what was written to private memory, or be gone.
+        let of_log = of_log.filter(|left| self.is_current(setup.id, left.session));
+        let left_at = self.state.left_at(setup.id).filter(|_| !is_given_whole);
+        let resumed = of_log.into_iter().chain(left_at).max_by_key(|left| left.next);
+        let resumed = begins.or(resumed);
+        let mut sink = LogSink::new(opened.writer);
+        if let Some(LeftAt { session, next, has_ended }) = resumed {
+            sink.resume(session, next, has_ended);
+        }
+        Ok(OpenedLog { sink, directory, resumed })
+    }
+
+    /// Whether no newer session has begun since, one that came to no entry of the log.
+    fn is_current(&self, channel: ChannelId, session: Session) -> bool {
+        self.state.numbering(channel).is_none_or(|numbering| numbering.session == session)
+    }
+
+    /// What the books of a channel can be had from again, should no other gateway give them.
+    fn numbering_to_replay(&self, channel: ChannelId) -> Option<Numbering> {
+        let Overrides { leadership, takes_copies, .. } = self.overrides;
+        let is_wanted = leadership == Leadership::Elected && takes_copies;
+        self.state.numbering(channel).filter(|numbering| is_wanted && numbering.has_messages)
+    }
+
+    /// Output sockets are numbered through, in the order of the configuration.
+    fn output_indices(&self, output: Option<&OutputConfig>) -> Vec<OutputIndex> {
+        let Some(output) = output else { return Vec::new() };
+        let before: usize = self
+            .config
+            .outputs
+            .iter()
+            .take_while(|candidate| !std::ptr::eq(*candidate, output))
+            .map(|output| output.lines.len())
+            .sum();
+        (before..before + output.lines.len()).filter_map(|index| u16::try_from(index).ok()).map(OutputIndex).collect()
+    }
+
+    fn open_lines(&mut self, setup: &ChannelSetup) -> Result<Vec<LineSocket>, GatewayError> {
+        let mut lines = Vec::with_capacity(setup.lines.len());
+        for line in &setup.lines {
+            let mut options = ReceiveOptions::new(line.group, Some(line.interface.clone()));
+            // One source can be joined by itself; several are joined for any and filtered here.
+            options.source = match line.sources.as_slice() {
+                [source] => Some(*source),
+                _ => None,
+            };
+            options.receive_buffer_bytes = line.receive_buffer_bytes;
+            options.busy_poll_us = line.busy_poll_us;
+            options.stamps = line.stamps;
+            if line.stamps == Stamps::Hardware {
+                enable_hardware_stamps(&line.interface);
+            }
+            let socket = open_receive(&options)?;
+            self.watched.memberships.extend(socket.membership());
+            lines.push(LineSocket { line: line.line, socket, filter: SourceFilter::new(&line.sources) });
+        }
+        Ok(lines)
+    }
+
+    fn open_recovery(&mut self, setup: &ChannelSetup) -> Result<Option<RecoverySocket>, GatewayError> {
+        let Some(recovery) = &setup.recovery else { return Ok(None) };
+        let any = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
+        let socket = open_receive(&ReceiveOptions::new(any, None))?;
+        Ok(Some(RecoverySocket { socket, server: recovery.server }))
+    }
+
+    /// Listens to the other gateway, where there may be one.
+    pub(super) fn start_standby(&mut self) -> Result<Option<Standby>, GatewayError> {
+        let channels = std::mem::take(&mut self.listened);
+        if self.overrides.leadership == Leadership::Alone {
+            return Ok(None);
+        }
+        let lines = self.config.outputs.iter().flat_map(|output| (0..).map(Line).zip(&output.lines));
+        let outputs = lines
+            .map(|(line, output)| ListenedOutput { line, address: output.address, interface: output.interface.clone() })
+            .collect();
+        let node = self.config.gateway.node;
+        let inputs = self.config.channels.iter().flat_map(|setup| {
+            setup.lines.iter().map(|line| ListenedInput {
+                channel: setup.id,
+                address: line.group,
+                interface: line.interface.clone(),
+                sources: line.sources.clone(),
+            })
+        });
+        let standby = Standby::start(StandbyConfig {
+            node,
+            outputs,
+            channels,
+            inputs: inputs.collect(),
+            history: Arc::clone(&self.history),
+            hole_ns_max: HOLE_NS_MAX,
+        })?;
+        self.watched.memberships.extend_from_slice(standby.memberships());
+        Ok(Some(standby))
+    }
+
+    /// What runs beside the pools.
+    pub(super) fn start_cold_threads(self) -> Result<(LatencyThread, ColdThreads), GatewayError> {
+        let mut lines = self.config.channels.iter().flat_map(|channel| &channel.lines);
+        let stamps = if lines.any(|line| line.stamps == Stamps::Hardware) {
+            "the NIC's where it stamps, else kernel software"
+        } else {
+            "kernel software"
+        };
+        let disclosure = Disclosure::of_this_host(stamps).with_settings(self.config.settings());
+        let latency = LatencyThread::start(&self.config.latency, self.stages, self.figures, disclosure)
+            .map_err(GatewayError::io("write latency logs"))?;
+        let cold = ColdThreads::start(ColdParts {
+            config: self.config,
+            state: self.state,
+            numberings: self.numberings,
+            keepers: self.keepers,
+            watched: self.watched,
+            drops: self.drops,
+            served: self.served,
+            epochs: self.groups.values().map(|parts| Arc::clone(&parts.epochs)).collect(),
+        })?;
+        Ok((latency, cold))
+    }
+}
+
+/// How a channel is set up that gets what is behind it from the peer.
+fn joining(config: ChannelConfig) -> ChannelConfig {
+    let mut config = replaying(config);
+    if let Some(catch_up) = &mut config.arbiter.catch_up {
+        // The link to the peer has to come up first.
+        catch_up.peer_attempts_max = PEER_ATTEMPTS_TO_JOIN_MAX;
+    }
+    config
+}
+
+/// How a channel is set up that has what is behind it played again by the venue, its log's end included.
+fn replaying(mut config: ChannelConfig) -> ChannelConfig {
+    // A day is longer than any gap.
+    let (gap_messages_max, session_messages_max) = (u64::MAX, u64::MAX);
+    config.arbiter.catch_up =
+        config.arbiter.recovery.map(|recovery| RecoveryConfig { gap_messages_max, session_messages_max, ..recovery });
+    config.late_start = LateStart::Whole;
+    config
+}
+
+/// Where a copied channel goes on.
+fn left_by(channel: &Channel) -> Option<LeftAt> {
+    let (session, next) = channel.position()?;
+    Some(LeftAt { session, next, has_ended: channel.state() == ChannelState::Ended })
+}
+
+/// Where a channel's publication log lies.
+pub(super) fn log_directory(config: &Resolved, channel: ChannelId) -> PathBuf {
+    config.gateway.log_dir.join(channel.0.to_string())
+}
+
+/// A channel's publication log, ready to be written.
+struct OpenedLog {
+    sink: LogSink,
+    directory: PathBuf,
+    /// How far the channel had got when the gateway last ran.
+    resumed: Option<LeftAt>,
+}
+
+/// A NIC without stamps, or a gateway without the right to switch them on, is no reason not to run: the summary tells
+/// whose stamps were used.
+fn enable_hardware_stamps(interface: &Interface) {
+    let enabled = match interface.now() {
+        Ok(now) => hardware_stamps::enable(&now.name).map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    if let Err(error) = enabled {
+        tracing::warn!(%interface, error, "NIC stamps");
+    }
+}
+
+/// Lines of two machines differ in their largest frame; Ethernet's 1,500 bytes and some are always enough.
+const DATAGRAM_BYTES_MAX: usize = 2_048;
+/// Payload of a published packet where a channel has no output.
+const PAYLOAD_BYTES_MAX: usize = 1_472;
+/// Heartbeats of a channel without an output go nowhere.
+const HEARTBEAT_NS: u64 = 1_000_000_000;
+/// How many counts above what anybody vouches for an epoch is believed.
+const EPOCH_JUMP_MAX: u64 = 1_000;
+/// What is kept of each channel's input for a peer that the configuration doesn't name.
+const HISTORY_BYTES: usize = 32 << 20;
+/// One more than a message lost on the link needs.
+const PEER_ATTEMPTS_MAX: u16 = 2;
+/// Three seconds for the link to come up; a peer that says it has no more isn't waited for.
+const PEER_ATTEMPTS_TO_JOIN_MAX: u16 = 300;
+/// Ten time-outs of a receiver's request.
+const HOLE_NS_MAX: u64 = 500_000_000;
+/// The floor of a takeover's tail for a whole group: see the publisher.
+const TAIL_PACKETS_PER_S: u64 = 20_000;
+/// Of a gateway that stands alone: half of the fence's default margin.
+const SEND_NS_MAX: u64 = 10_000_000;
+
+// The recovery line is one of a channel's lines.
+const _: () = assert!((Line::RECOVERY.0 as usize) < Line::COUNT_MAX);

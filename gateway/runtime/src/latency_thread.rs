@@ -1,0 +1,446 @@
+//! The cold thread that collects the histograms of all hot threads once an interval and writes them down.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, BufWriter},
+    path::PathBuf,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use hdrhistogram::Histogram;
+use mdgw_feeds::{
+    identity::{ChannelId, Line},
+    time::{MonoNs, TradingDate, UnixNs},
+};
+use mdgw_status::{
+    disclosure::Disclosure,
+    interval_log::{CountsTag, IntervalLogWriter, IntervalTag, LeadTag},
+    recent::Recent,
+};
+use mdgw_sys::clock::{mono_now, unix_now};
+use mdgw_telemetry::{
+    channels::{ChannelCollector, ChannelCounts, ChannelSet, LineCounts},
+    stages::{Stage, StageCollector, StageSet, VALUE_NS_MAX, VALUE_NS_MIN},
+};
+
+use crate::config::resolved::LatencyConfig;
+
+/// One hot thread's collector, with the names that its numbers stand for.
+#[derive(Debug)]
+pub struct ThreadStages {
+    /// Name of the thread, without spaces, commas or semicolons: `main-0`.
+    pub thread: String,
+    /// Channel of each index of its pool.
+    pub channels: Vec<ChannelId>,
+    /// The cold end of its hand-over.
+    pub collector: StageCollector,
+}
+
+/// One channel's collector.
+#[derive(Debug)]
+pub struct ChannelFigures {
+    /// The channel.
+    pub channel: ChannelId,
+    /// The cold end of its hand-over.
+    pub collector: ChannelCollector,
+}
+
+/// Everything recorded so far, all threads together.
+#[derive(Debug, Default)]
+pub struct Totals {
+    /// By channel and stage.
+    pub cells: BTreeMap<(ChannelId, Stage), Total>,
+}
+
+/// All values of one channel and stage.
+#[derive(Clone, Debug)]
+pub struct Total {
+    /// Nanoseconds.
+    pub histogram: Histogram<u64>,
+    /// Values that came out negative.
+    pub negative_count: u64,
+}
+
+/// A running collector. Stop it after the hot threads have dropped their recorders, else their last values are lost.
+#[derive(Debug)]
+pub struct LatencyThread {
+    shared: Arc<Shared>,
+    recent: Arc<Recent>,
+    thread: Option<JoinHandle<io::Result<Collected>>>,
+    log: Option<PathBuf>,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Collected {
+    /// All values.
+    pub totals: Totals,
+    /// The logs that were written, in order.
+    pub logs: Vec<PathBuf>,
+}
+
+impl LatencyThread {
+    /// Opens the log and starts to collect.
+    ///
+    /// # Errors
+    /// When the log or the thread cannot be made.
+    pub fn start(
+        config: &LatencyConfig,
+        threads: Vec<ThreadStages>,
+        channels: Vec<ChannelFigures>,
+        disclosure: Disclosure,
+    ) -> io::Result<Self> {
+        let recent = Arc::new(Recent::default());
+        let mut writer = Writer {
+            recent: Arc::clone(&recent),
+            directory: config.directory.clone(),
+            digits: config.significant_digits,
+            disclosure,
+            threads,
+            channels: channels.into_iter().map(|of| KeptChannel { of, last: LastCounts::default() }).collect(),
+            log: None,
+            logs: Vec::new(),
+            day: TradingDate::default(),
+            totals: Totals::default(),
+        };
+        writer.open_log(unix_now())?;
+        let log = writer.logs.first().cloned();
+        let shared = Arc::new(Shared {
+            control: Mutex::new(Control { interval_ns: config.interval_ns, stop: false }),
+            changed: Condvar::new(),
+        });
+        let of_thread = Arc::clone(&shared);
+        let thread =
+            std::thread::Builder::new().name("mdgw-latency".to_owned()).spawn(move || writer.run(&of_thread))?;
+        Ok(Self { shared, recent, thread: Some(thread), log })
+    }
+
+    /// The log that was opened at the start.
+    #[must_use]
+    pub fn log(&self) -> Option<&PathBuf> {
+        self.log.as_ref()
+    }
+
+    /// The figures of the last interval.
+    #[must_use]
+    pub fn recent(&self) -> &Arc<Recent> {
+        &self.recent
+    }
+
+    /// Changes the length of the intervals, from the next one on.
+    pub fn set_interval_ns(&self, interval_ns: u64) {
+        self.shared.lock().interval_ns = interval_ns;
+    }
+
+    /// Collects what is left and closes the log.
+    ///
+    /// # Errors
+    /// The first error of writing; collecting went on after it.
+    pub fn stop(mut self) -> io::Result<Collected> {
+        self.shared.lock().stop = true;
+        self.shared.changed.notify_all();
+        let thread = self.thread.take().map(JoinHandle::join);
+        thread
+            .unwrap_or_else(|| Ok(Err(io::Error::other("stopped twice"))))
+            .unwrap_or_else(|_| Err(io::Error::other("latency thread panicked")))
+    }
+}
+
+impl Drop for LatencyThread {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.changed.notify_all();
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    control: Mutex<Control>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Control {
+    interval_ns: u64,
+    stop: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Control> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the end of the interval that began at `begin`; true when it is the last one.
+    fn wait(&self, begin: MonoNs) -> bool {
+        let mut control = self.lock();
+        loop {
+            let left_ns = begin.plus(control.interval_ns).since(mono_now());
+            if control.stop || left_ns == 0 {
+                return control.stop;
+            }
+            let waited = self.changed.wait_timeout(control, Duration::from_nanos(left_ns));
+            control = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+struct Writer {
+    recent: Arc<Recent>,
+    directory: Option<PathBuf>,
+    digits: u8,
+    disclosure: Disclosure,
+    threads: Vec<ThreadStages>,
+    channels: Vec<KeptChannel>,
+    log: Option<IntervalLogWriter<BufWriter<File>>>,
+    logs: Vec<PathBuf>,
+    /// The day at Greenwich that the log is of: each day has its own.
+    day: TradingDate,
+    totals: Totals,
+}
+
+impl Writer {
+    fn run(mut self, shared: &Shared) -> io::Result<Collected> {
+        let mut outcome = Ok(());
+        while !shared.wait(mono_now()) {
+            let tick = self.tick();
+            if let (Ok(()), Err(error)) = (&outcome, tick) {
+                tracing::error!("latency log: {error}; histograms are still collected");
+                outcome = Err(error);
+            }
+        }
+        let last = self.finish();
+        outcome.and(last)?;
+        Ok(Collected { totals: self.totals, logs: self.logs })
+    }
+
+    fn tick(&mut self) -> io::Result<()> {
+        let now = unix_now();
+        let opened = if TradingDate::in_utc(now) == self.day { Ok(()) } else { self.open_log(now) };
+        let clock = WallOf { mono: mono_now(), wall: now };
+        let mut outcome = opened;
+        self.recent.begin();
+        for thread in &mut self.threads {
+            let (log, totals, digits) = (&mut self.log, &mut self.totals, self.digits);
+            let (name, channels) = (&thread.thread, &thread.channels);
+            let recent = &self.recent;
+            thread.collector.collect(|set| {
+                let span = set.interval().unwrap_or((clock.mono, clock.mono));
+                for recorded in set.recorded() {
+                    if let Some(channel) = channels.get(recorded.channel.0 as usize) {
+                        recent.add_stage(*channel, recorded.stage, span, recorded.histogram);
+                    }
+                }
+                let written = write_set(set, name, channels, clock, log.as_mut(), totals, digits);
+                outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
+            });
+        }
+        for KeptChannel { of, last } in &mut self.channels {
+            let (log, channel, recent) = (&mut self.log, of.channel, &self.recent);
+            of.collector.collect(|set| {
+                set.lines().iter().for_each(|line| recent.set_line(channel, line.line, &line.lead_ns));
+                let written = write_channel(set, channel, last, clock, log.as_mut());
+                outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
+            });
+        }
+        let flushed = self.log.as_mut().map_or(Ok(()), IntervalLogWriter::flush);
+        outcome.and(flushed)
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        let clock = WallOf { mono: mono_now(), wall: unix_now() };
+        let mut outcome = Ok(());
+        for thread in std::mem::take(&mut self.threads) {
+            let (log, totals, digits) = (&mut self.log, &mut self.totals, self.digits);
+            thread.collector.finish(|set| {
+                let written = write_set(set, &thread.thread, &thread.channels, clock, log.as_mut(), totals, digits);
+                outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
+            });
+        }
+        for KeptChannel { of, mut last } in std::mem::take(&mut self.channels) {
+            let log = &mut self.log;
+            of.collector.finish(|set| {
+                let written = write_channel(set, of.channel, &mut last, clock, log.as_mut());
+                outcome = std::mem::replace(&mut outcome, Ok(())).and(written);
+            });
+        }
+        let closed = self.log.take().map_or(Ok(()), |log| log.into_inner().map(drop));
+        outcome.and(closed)
+    }
+
+    fn open_log(&mut self, now: UnixNs) -> io::Result<()> {
+        self.day = TradingDate::in_utc(now);
+        let Some(directory) = &self.directory else { return Ok(()) };
+        let (log, path) = IntervalLogWriter::create(directory, now, &self.disclosure)?;
+        self.log = Some(log);
+        self.logs.push(path);
+        Ok(())
+    }
+}
+
+/// A channel's collector, and what its counts were at the end of the last interval.
+struct KeptChannel {
+    of: ChannelFigures,
+    last: LastCounts,
+}
+
+#[derive(Default)]
+struct LastCounts {
+    channel: ChannelCounts,
+    lines: BTreeMap<Line, LineCounts>,
+}
+
+/// Both clocks at one moment.
+#[derive(Clone, Copy)]
+struct WallOf {
+    mono: MonoNs,
+    wall: UnixNs,
+}
+
+impl WallOf {
+    fn at(self, moment: MonoNs) -> UnixNs {
+        UnixNs(self.wall.0.saturating_sub(self.mono.since(moment)))
+    }
+}
+
+fn write_set(
+    set: &StageSet,
+    thread: &str,
+    channels: &[ChannelId],
+    clock: WallOf,
+    mut log: Option<&mut IntervalLogWriter<BufWriter<File>>>,
+    totals: &mut Totals,
+    digits: u8,
+) -> io::Result<()> {
+    let (since, until) = set.interval().unwrap_or((clock.mono, clock.mono));
+    let mut outcome = Ok(());
+    for recorded in set.recorded() {
+        let Some(&channel) = channels.get(recorded.channel.0 as usize) else { continue };
+        totals.add(channel, recorded.stage, recorded.histogram, recorded.negative_count, digits);
+        if let Some(log) = log.as_deref_mut()
+            && outcome.is_ok()
+        {
+            let tag = IntervalTag { channel, stage: recorded.stage, thread: thread.to_owned() };
+            if !recorded.histogram.is_empty() {
+                outcome = log.write(&tag, clock.at(since), until.since(since), recorded.histogram);
+            }
+            if recorded.negative_count > 0 && outcome.is_ok() {
+                outcome = log.write_negative(&tag, recorded.negative_count);
+            }
+        }
+    }
+    outcome
+}
+
+/// Writes what came of each count since `last`, and the lines' leads.
+fn write_channel(
+    set: &ChannelSet,
+    channel: ChannelId,
+    last: &mut LastCounts,
+    clock: WallOf,
+    log: Option<&mut IntervalLogWriter<BufWriter<File>>>,
+) -> io::Result<()> {
+    let (since, until) = set.interval().unwrap_or((clock.mono, clock.mono));
+    let (start, length_ns) = (clock.at(since), until.since(since));
+    let (now, before) = (*set.counts(), std::mem::replace(&mut last.channel, *set.counts()));
+    let before_lines: Vec<LineCounts> =
+        set.lines().iter().map(|line| last.lines.insert(line.line, line.counts).unwrap_or_default()).collect();
+    let Some(log) = log else { return Ok(()) };
+    let counts = [
+        ("datagrams", now.datagrams, before.datagrams),
+        ("messages", now.messages, before.messages),
+        ("duplicates", now.duplicates, before.duplicates),
+        ("gaps", now.gaps, before.gaps),
+        ("gap_messages", now.gap_messages, before.gap_messages),
+        ("drops", now.drops, before.drops),
+    ];
+    log.write_counts(&CountsTag { channel, line: None }, start, length_ns, &counts.map(more))?;
+    for (line, before) in set.lines().iter().zip(before_lines) {
+        let now = line.counts;
+        let counts = [
+            ("packets", now.packets, before.packets),
+            ("won_messages", now.won_messages, before.won_messages),
+            ("duplicate_messages", now.duplicate_messages, before.duplicate_messages),
+            ("late_messages", now.late_messages, before.late_messages),
+        ];
+        log.write_counts(&CountsTag { channel, line: Some(line.line) }, start, length_ns, &counts.map(more))?;
+        if !line.lead_ns.is_empty() {
+            log.write(&LeadTag { channel, line: line.line }, start, length_ns, &line.lead_ns)?;
+        }
+    }
+    Ok(())
+}
+
+/// By how much a count grew.
+fn more((name, now, before): (&'static str, u64, u64)) -> (&'static str, u64) {
+    (name, now.saturating_sub(before))
+}
+
+impl Totals {
+    fn add(&mut self, channel: ChannelId, stage: Stage, histogram: &Histogram<u32>, negative_count: u64, digits: u8) {
+        let total = self.cells.entry((channel, stage)).or_insert_with(|| Total {
+            histogram: Histogram::new_with_bounds(VALUE_NS_MIN, VALUE_NS_MAX, digits)
+                .expect("bounds are constants, digits are checked by the configuration"),
+            negative_count: 0,
+        });
+        for value in histogram.iter_recorded() {
+            total.histogram.saturating_record_n(value.value_iterated_to(), u64::from(value.count_at_value()));
+        }
+        total.negative_count += negative_count;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mdgw_sys::handle::ChannelIndex;
+    use mdgw_telemetry::stages::stage_exchange;
+
+    use super::*;
+
+    #[test]
+    fn values_of_all_threads_reach_log_and_totals_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = LatencyConfig {
+            directory: Some(directory.path().to_owned()),
+            interval_ns: 1_000_000,
+            significant_digits: 2,
+        };
+        let (recorders, collectors): (Vec<_>, Vec<_>) = (0..2).map(|_| stage_exchange(1, 2)).unzip();
+        let threads = collectors.into_iter().enumerate().map(|(index, collector)| ThreadStages {
+            thread: format!("main-{index}"),
+            channels: vec![ChannelId(7)],
+            collector,
+        });
+        let latency = LatencyThread::start(&config, threads.collect(), Vec::new(), Disclosure::default()).unwrap();
+        std::thread::scope(|scope| {
+            for mut recorder in recorders {
+                scope.spawn(move || {
+                    for value in 0..50_000 {
+                        recorder.at_batch_border(mono_now());
+                        recorder.set().record(ChannelIndex(0), Stage::Publish, value);
+                    }
+                    recorder.set().record_wall(ChannelIndex(0), Stage::Publish, UnixNs(5), UnixNs(4));
+                });
+            }
+        });
+        let collected = latency.stop().unwrap();
+        let total = &collected.totals.cells[&(ChannelId(7), Stage::Publish)];
+        assert_eq!((total.histogram.len(), total.negative_count), (100_000, 2));
+        let text = std::fs::read_to_string(&collected.logs[0]).unwrap();
+        for thread in ["main-0", "main-1"] {
+            let line = format!("Tag=channel=7;stage=publish;thread={thread},");
+            assert!(text.lines().any(|found| found.starts_with(&line)), "{text}");
+        }
+        assert_eq!(text.lines().filter(|line| line.starts_with("#[negative ")).count(), 2, "{text}");
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_made_is_an_error_at_the_start() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let config =
+            LatencyConfig { directory: Some(file.path().join("below")), interval_ns: 1_000_000, significant_digits: 2 };
+        assert!(LatencyThread::start(&config, Vec::new(), Vec::new(), Disclosure::default()).is_err());
+    }
+}

@@ -1,0 +1,9 @@
+//! From a configuration to a running gateway and back: configuration, wiring, and the cold threads beside the data path.
+
+pub mod audit;
+pub mod config;
+pub mod control;
+pub mod gateway;
+pub mod latency_thread;
+pub mod retransmit;
+pub mod state_file;

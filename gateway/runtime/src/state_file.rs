@@ -1,0 +1,509 @@
+//! What must outlive the machine: the epoch's count, the last start, each channel's session with its restart count, and where the
+//! channel stood when the gateway ended in order. Synced to disk before it counts. For cold threads.
+//!
+//! JSON, written whole to a neighbouring file that then takes the place of the old one, so that a crash at any moment
+//! leaves either the old or the new state.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use mdgw_election::identity::Incarnation;
+use mdgw_feeds::{
+    channel::Numbering,
+    identity::{ChannelId, Epoch, Feed, Sequence, Session},
+    time::{TradingDate, UnixNs},
+    transport::VenueSession,
+};
+use mdgw_sys::file_lock::try_lock;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// The state in force, and the file that holds it.
+#[derive(Debug)]
+pub struct StateFile {
+    path: PathBuf,
+    state: State,
+    /// Two gateways with one state file would publish under one epoch.
+    _lock: File,
+}
+
+/// One start of the gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// No earlier one of this gateway was as high.
+    pub epoch: Epoch,
+    /// When it was, and later than every one before, whatever became of the clock. So a gateway whose file went with its host
+    /// does not begin under the name of a start that others know to have ended.
+    pub incarnation: Incarnation,
+}
+
+/// Where a channel stood when the gateway ended in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeftAt {
+    /// The numbering.
+    pub session: Session,
+    /// First sequence that was not settled.
+    pub next: Sequence,
+    /// Whether the venue had ended the session.
+    pub has_ended: bool,
+}
+
+/// Why state could not be read or kept.
+#[derive(Debug, Error)]
+pub enum StateError {
+    /// The operating system refused.
+    #[error("cannot {act} state file {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        act: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+    /// It does not hold what this program writes.
+    #[error(
+        "state file {} is damaged: {reason}; restore it from a copy, or remove it after making sure that receivers \
+         are restarted too: without it, epochs begin again at 1 and receivers drop what has a lower epoch than before",
+        path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What does not fit.
+        reason: String,
+    },
+    /// Another gateway uses it.
+    #[error("state file {} is in use by another gateway", path.display())]
+    Busy {
+        /// The file.
+        path: PathBuf,
+    },
+    /// 2^56 starts.
+    #[error("state file {} has used up its epochs", path.display())]
+    EpochsUsedUp {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl StateFile {
+    /// Reads the file; one that doesn't exist is a first start. It is locked as long as this lives, by a neighbouring
+    /// file: its own place is taken by new ones.
+    ///
+    /// # Errors
+    /// When it can't be read, holds anything else than what [`StateFile`] writes, or another gateway has it.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self, StateError> {
+        let path = path.into();
+        let lock = open_lock(&path).map_err(|source| StateError::Io { act: "lock", path: path.clone(), source })?;
+        let Some(lock) = lock else { return Err(StateError::Busy { path }) };
+        let state = match fs::read(&path) {
+            Ok(bytes) => State::parse(&bytes).map_err(|reason| StateError::Damaged { path: path.clone(), reason })?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => State::default(),
+            Err(source) => return Err(StateError::Io { act: "read", path, source }),
+        };
+        Ok(Self { path, state, _lock: lock })
+    }
+
+    /// A start of the gateway: an epoch above every one that this file gave or kept before, and the start's own name. Both are
+    /// on disk when this returns.
+    ///
+    /// `chance` is some random number: of two that begin as one gateway at one moment, as clones of a host do, each has a name
+    /// of its own. The name may lie a second after `now` for that.
+    ///
+    /// # Errors
+    /// When they can't be written: they must not be used then.
+    pub fn begin(&mut self, node: u8, now: UnixNs, chance: u64) -> Result<Start, StateError> {
+        let epoch_count = self.state.epoch_count + 1;
+        if epoch_count > EPOCH_COUNT_MAX {
+            return Err(StateError::EpochsUsedUp { path: self.path.clone() });
+        }
+        let later_us = (now.0 / 1_000).max(self.state.started_us.saturating_add(1));
+        let started_us = later_us.saturating_add(chance % CHANCE_US);
+        self.replace(State { epoch_count, started_us, ..self.state.clone() })?;
+        Ok(Start { epoch: Epoch::new(epoch_count, node), incarnation: Incarnation(started_us) })
+    }
+
+    /// Keeps that epochs have got as far as `epoch`, so that later ones are above it. Writes only where that is news.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn keep_epoch(&mut self, epoch: Epoch) -> Result<(), StateError> {
+        let count = epoch.count();
+        if count <= self.state.epoch_count {
+            return Ok(());
+        }
+        self.replace(State { epoch_count: count, ..self.state.clone() })
+    }
+
+    /// The last numbering of a channel.
+    #[must_use]
+    pub fn numbering(&self, channel: ChannelId) -> Option<Numbering> {
+        self.state.numberings.get(&channel.0).and_then(StoredNumbering::to_numbering)
+    }
+
+    /// Keeps a channel's numbering. Writes only where its session is a new one, or its first message has come.
+    ///
+    /// # Errors
+    /// When it can't be written; the old one then stays in force.
+    pub fn set_numbering(&mut self, channel: ChannelId, numbering: Numbering) -> Result<(), StateError> {
+        let is_kept =
+            |kept: Numbering| kept.session == numbering.session && kept.has_messages >= numbering.has_messages;
+        if self.numbering(channel).is_some_and(is_kept) {
+            return Ok(());
+        }
+        let mut state = self.state.clone();
+        state.numberings.insert(channel.0, StoredNumbering::of(&numbering));
+        self.replace(state)
+    }
+
+    /// Where the gateway left a channel's present session when it last ended in order. Whatever came later ended without
+    /// order, and nothing but the publication log tells of it.
+    #[must_use]
+    pub fn left_at(&self, channel: ChannelId) -> Option<LeftAt> {
+        let session = self.numbering(channel)?.session;
+        let StoredPlace { next, has_ended } = self.state.numberings.get(&channel.0)?.left_at?;
+        Some(LeftAt { session, next: Sequence(next), has_ended })
+    }
+
+    /// Keeps where channels stand, now that the gateway ends. Of sessions that aren't kept, nothing is.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn leave(&mut self, channels: impl IntoIterator<Item = (ChannelId, LeftAt)>) -> Result<(), StateError> {
+        let mut state = self.state.clone();
+        for (channel, LeftAt { session, next, has_ended }) in channels {
+            let is_kept = self.numbering(channel).is_some_and(|kept| kept.session == session);
+            if let Some(numbering) = state.numberings.get_mut(&channel.0).filter(|_| is_kept) {
+                numbering.left_at = Some(StoredPlace { next: next.0, has_ended });
+            }
+        }
+        if state == self.state { Ok(()) } else { self.replace(state) }
+    }
+
+    fn replace(&mut self, state: State) -> Result<(), StateError> {
+        write_synced(&self.path, state.to_text().as_bytes()).map_err(|(act, source)| StateError::Io {
+            act,
+            path: self.path.clone(),
+            source,
+        })?;
+        self.state = state;
+        Ok(())
+    }
+}
+
+/// As it stands in the file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {
+    version: u32,
+    epoch_count: u64,
+    /// The last start, us since 1970 UTC.
+    #[serde(default)]
+    started_us: u64,
+    numberings: BTreeMap<u16, StoredNumbering>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StoredNumbering {
+    feed: String,
+    /// `YYYYMMDD`.
+    date: u32,
+    restart: u32,
+    /// The venue's own name of it.
+    venue: [u8; 16],
+    /// The venue's sending times of its first packet and of the newest seen when it was kept, ns since 1970 UTC.
+    started_ns: u64,
+    latest_ns: u64,
+    /// Whether a message of it had come. Files from before that was kept don't say: nearly every numbering has messages.
+    #[serde(default = "yes")]
+    has_messages: bool,
+    /// Where an orderly end left it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    left_at: Option<StoredPlace>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StoredPlace {
+    next: u64,
+    has_ended: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self { version: VERSION, epoch_count: 0, started_us: 0, numberings: BTreeMap::new() }
+    }
+}
+
+impl State {
+    fn parse(bytes: &[u8]) -> Result<Self, String> {
+        if bytes.len() > FILE_BYTES_MAX {
+            return Err(format!("{} bytes are more than it can have", bytes.len()));
+        }
+        let state: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        if state.version != VERSION {
+            return Err(format!("version {} where {VERSION} is expected", state.version));
+        }
+        if state.epoch_count > EPOCH_COUNT_MAX {
+            return Err(format!("epoch count {} needs more than 56 bits", state.epoch_count));
+        }
+        for (channel, numbering) in &state.numberings {
+            numbering.to_numbering().ok_or_else(|| format!("numbering of channel {channel} is none: {numbering:?}"))?;
+        }
+        Ok(state)
+    }
+
+    fn to_text(&self) -> String {
+        serde_json::to_string_pretty(self).unwrap_or_else(|_| unreachable!("plain numbers and strings")) + "\n"
+    }
+}
+
+impl StoredNumbering {
+    fn of(numbering: &Numbering) -> Self {
+        let Numbering { session, venue, started, latest, has_messages } = numbering;
+        Self {
+            feed: session.feed.name().to_owned(),
+            date: session.date.yyyymmdd(),
+            restart: session.restart,
+            venue: venue.0,
+            started_ns: started.0,
+            latest_ns: latest.0,
+            has_messages: *has_messages,
+            left_at: None,
+        }
+    }
+
+    fn to_numbering(&self) -> Option<Numbering> {
+        let feed = Feed::from_name(&self.feed)?;
+        let session = Session { feed, date: TradingDate::from_yyyymmdd(self.date)?, restart: self.restart };
+        Some(Numbering {
+            session,
+            venue: VenueSession(self.venue),
+            started: UnixNs(self.started_ns),
+            latest: UnixNs(self.latest_ns),
+            has_messages: self.has_messages,
+        })
+    }
+}
+
+/// `None` when another has it.
+fn open_lock(path: &Path) -> io::Result<Option<File>> {
+    fs::create_dir_all(directory_of(path))?;
+    let lock = File::options().write(true).create(true).truncate(false).open(neighbour(path, ".lock"))?;
+    Ok(try_lock(&lock)?.then_some(lock))
+}
+
+fn neighbour(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."))
+}
+
+/// Replaces the file's content so that a crash leaves the old one or the new one.
+fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), (&'static str, io::Error)> {
+    let new_path = neighbour(path, ".new");
+    let directory = directory_of(path);
+    let mut file = File::create(&new_path).map_err(|error| ("create", error))?;
+    file.write_all(bytes).map_err(|error| ("write", error))?;
+    file.sync_all().map_err(|error| ("sync", error))?;
+    fs::rename(&new_path, path).map_err(|error| ("replace", error))?;
+    // Without this the new name itself may be lost with the machine.
+    File::open(directory).and_then(|directory| directory.sync_all()).map_err(|error| ("sync the directory of", error))
+}
+
+/// A second, about.
+const CHANCE_US: u64 = 1 << 20;
+const VERSION: u32 = 1;
+const EPOCH_COUNT_MAX: u64 = u64::MAX >> 8;
+/// 65,536 channels of some 100 bytes.
+const FILE_BYTES_MAX: usize = 16 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: UnixNs = UnixNs(1_700_000_000_000_000_000);
+
+    fn numbering(restart: u32) -> Numbering {
+        let date = TradingDate::from_yyyymmdd(20_170_425).unwrap();
+        Numbering {
+            session: Session { feed: Feed::IexDeep, date, restart },
+            venue: VenueSession([7; 16]),
+            started: UnixNs(1),
+            latest: UnixNs(2),
+            has_messages: true,
+        }
+    }
+
+    #[test]
+    fn epochs_and_starts_grow_over_restarts_whatever_the_clock_does() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("deep").join("state.json");
+        let begin = |now_ns| StateFile::open(&path).unwrap().begin(3, UnixNs(now_ns), CHANCE_US);
+        for (now_ns, epoch_count, started_us) in [
+            (7_000_000_999, 1, 7_000_000),
+            (7_000_000_999, 2, 7_000_001),
+            (0, 3, 7_000_002),
+            (9_000_000_000, 4, 9_000_000),
+        ] {
+            let start = begin(now_ns).unwrap();
+            assert_eq!(start, Start { epoch: Epoch::new(epoch_count, 3), incarnation: Incarnation(started_us) });
+        }
+        // A file from before starts were kept.
+        let text = fs::read_to_string(&path).unwrap();
+        let older = text.replace("\n  \"started_us\": 9000000,", "");
+        assert_ne!(text, older);
+        fs::write(&path, older).unwrap();
+        assert_eq!(begin(5_000).unwrap(), Start { epoch: Epoch::new(5, 3), incarnation: Incarnation(5) });
+        StateFile::open(&path).unwrap().keep_epoch(Epoch::new(EPOCH_COUNT_MAX, 0)).unwrap();
+        assert!(matches!(begin(0).unwrap_err(), StateError::EpochsUsedUp { .. }));
+        let clone =
+            |name: &str, chance| StateFile::open(directory.path().join(name)).unwrap().begin(3, NOW, chance).unwrap();
+        assert_ne!(clone("a", 6).incarnation, clone("b", 7).incarnation);
+    }
+
+    #[test]
+    fn epochs_go_on_above_what_was_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let mut state = StateFile::open(&path).unwrap();
+        state.keep_epoch(Epoch::new(40, 9)).unwrap();
+        state.keep_epoch(Epoch::new(39, 9)).unwrap();
+        drop(state);
+        assert_eq!(StateFile::open(&path).unwrap().begin(3, NOW, 0).unwrap().epoch, Epoch::new(41, 3));
+    }
+
+    #[test]
+    fn restart_counts_survive() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let mut state = StateFile::open(&path).unwrap();
+        assert_eq!(state.numbering(ChannelId(1)), None);
+        state.set_numbering(ChannelId(1), numbering(0)).unwrap();
+        state.set_numbering(ChannelId(2), numbering(4)).unwrap();
+        state.set_numbering(ChannelId(1), numbering(11)).unwrap();
+        state.begin(0, NOW, 0).unwrap();
+        drop(state);
+        let state = StateFile::open(&path).unwrap();
+        assert_eq!(
+            (state.numbering(ChannelId(1)), state.numbering(ChannelId(2))),
+            (Some(numbering(11)), Some(numbering(4)))
+        );
+    }
+
+    #[test]
+    fn the_first_message_of_a_session_is_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let mut state = StateFile::open(&path).unwrap();
+        for has_messages in [false, true, false] {
+            state.set_numbering(ChannelId(1), Numbering { has_messages, ..numbering(0) }).unwrap();
+        }
+        drop(state);
+        assert_eq!(StateFile::open(&path).unwrap().numbering(ChannelId(1)), Some(numbering(0)));
+        // A file that doesn't say so yet.
+        let text = fs::read_to_string(&path).unwrap();
+        let older = text.replace(",\n      \"has_messages\": true", "");
+        assert_ne!(text, older);
+        fs::write(&path, older).unwrap();
+        assert_eq!(StateFile::open(&path).unwrap().numbering(ChannelId(1)), Some(numbering(0)));
+    }
+
+    #[test]
+    fn where_a_channel_was_left_is_kept_for_its_present_session_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let left_at = |restart, next| LeftAt {
+            session: numbering(restart).session,
+            next: Sequence(next),
+            has_ended: restart == 4,
+        };
+        let mut state = StateFile::open(&path).unwrap();
+        state.set_numbering(ChannelId(1), numbering(0)).unwrap();
+        state.set_numbering(ChannelId(2), numbering(4)).unwrap();
+        // Of a session that isn't kept, nothing is; nor of a channel that has none.
+        let left = [(1, left_at(0, 7)), (1, left_at(1, 5)), (2, left_at(4, 9)), (3, left_at(0, 1))];
+        state.leave(left.map(|(channel, left_at)| (ChannelId(channel), left_at))).unwrap();
+        drop(state);
+
+        let mut state = StateFile::open(&path).unwrap();
+        state.begin(0, NOW, 0).unwrap();
+        let told = |state: &StateFile| [1, 2, 3].map(|channel| state.left_at(ChannelId(channel)));
+        assert_eq!(told(&state), [Some(left_at(0, 7)), Some(left_at(4, 9)), None]);
+        state.set_numbering(ChannelId(1), numbering(1)).unwrap();
+        assert_eq!(told(&state), [None, Some(left_at(4, 9)), None]);
+    }
+
+    #[test]
+    fn a_known_session_is_not_written_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let mut state = StateFile::open(&path).unwrap();
+        state.set_numbering(ChannelId(1), numbering(1)).unwrap();
+        fs::remove_file(&path).unwrap();
+        state.set_numbering(ChannelId(1), numbering(1)).unwrap();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_damaged_file_is_refused_and_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let mut state = StateFile::open(&path).unwrap();
+        state.set_numbering(ChannelId(1), numbering(1)).unwrap();
+        drop(state);
+        let good = fs::read_to_string(&path).unwrap();
+        let cuts = (0..good.trim_end().len()).map(|length| good[..length].to_owned());
+        let edits = [
+            good.replace("\"version\": 1", "\"version\": 2"),
+            good.replace("\"epoch_count\": 0", "\"epoch_count\": 72057594037927936"),
+            good.replace("\"epoch_count\": 0", "\"epoch_count\": -1"),
+            good.replace("20170425", "20170431"),
+            good.replace("iex-deep-1.0", "iex-deep-9.9"),
+            good.replace("\"restart\"", "\"restarts\""),
+        ];
+        for damaged in cuts.chain(edits) {
+            assert_ne!(damaged, good);
+            fs::write(&path, &damaged).unwrap();
+            let error = StateFile::open(&path).unwrap_err();
+            assert!(matches!(error, StateError::Damaged { .. }), "{error}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), damaged);
+        }
+    }
+
+    #[test]
+    fn two_gateways_cannot_share_a_state_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let state = StateFile::open(&path).unwrap();
+        assert!(matches!(StateFile::open(&path).unwrap_err(), StateError::Busy { .. }));
+        drop(state);
+        StateFile::open(&path).unwrap();
+    }
+
+    #[test]
+    fn an_unwritten_epoch_is_not_given() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let mut state = StateFile::open(&path).unwrap();
+        // A directory in the way of the new file.
+        fs::create_dir(directory.path().join("state.json.new")).unwrap();
+        assert!(matches!(state.begin(0, NOW, 0).unwrap_err(), StateError::Io { act: "create", .. }));
+        fs::remove_dir(directory.path().join("state.json.new")).unwrap();
+        assert_eq!(state.begin(0, NOW, 0).unwrap().epoch, Epoch::new(1, 0));
+    }
+}

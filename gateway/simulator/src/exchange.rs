@@ -1,0 +1,313 @@
+//! An exchange of our own: plays a feed on redundant lines that lose, copy, swap and delay packets, and answers
+//! MoldUDP64 requests for what was lost. On cold threads; it may allocate and sleep.
+
+use std::{
+    cmp::Reverse,
+    collections::BinaryHeap,
+    io,
+    net::SocketAddrV4,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use mdgw_captures::{
+    damage::{DamagedLines, LineDamage, Losses},
+    pacer::{Pace, Pacer},
+};
+use mdgw_sys::{
+    batch::Output,
+    clock::mono_now,
+    sockets::{Interface, OutputOptions, SocketError, open_output},
+};
+
+use super::{
+    history::History,
+    request_server::RequestServer,
+    source::{Played, Source, SourcePacket},
+};
+pub use super::{request_server::ServedRequests, source::SourceError};
+
+/// What is played, where to, and how badly.
+#[derive(Clone, Debug)]
+pub struct ExchangeConfig {
+    /// Where the packets come from.
+    pub feed: Played,
+    /// The lines, A first.
+    pub lines: Vec<ExchangeLine>,
+    /// Whether a packet may be lost on all lines.
+    pub losses: Losses,
+    /// The same seed does the same damage.
+    pub seed: u64,
+    /// How fast.
+    pub pace: Pace,
+    /// By which interface the lines leave.
+    pub interface: Option<Interface>,
+    /// Where MoldUDP64 requests are answered.
+    pub request_server: Option<SocketAddrV4>,
+    /// Chance that an answer is lost, 0 to 1.
+    pub answer_loss: f64,
+}
+
+/// One line.
+#[derive(Clone, Copy, Debug)]
+pub struct ExchangeLine {
+    /// Group (or host) and port.
+    pub destination: SocketAddrV4,
+    /// What it does to packets.
+    pub damage: LineDamage,
+}
+
+/// Why the exchange could not open.
+#[derive(Debug, thiserror::Error)]
+pub enum ExchangeError {
+    /// The feed can't be read.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// A line's socket.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// The request server, or a thread.
+    #[error("cannot open the exchange's {what}: {source}")]
+    Io {
+        /// What.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// What was played.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Packets of the source.
+    pub packets: u64,
+    /// Messages in them.
+    pub messages: u64,
+    /// Copies handed to the kernel, all lines together.
+    pub copies: u64,
+    /// Copies that the kernel refused.
+    pub refused: u64,
+    /// Requests for retransmission.
+    pub requests: ServedRequests,
+}
+
+/// A running exchange.
+#[derive(Debug)]
+pub struct Exchange {
+    shared: Arc<Shared>,
+    player: Option<JoinHandle<Result<(), SourceError>>>,
+    server: Option<RequestServer>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    done: AtomicBool,
+    packets: AtomicU64,
+    messages: AtomicU64,
+    copies: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Exchange {
+    /// Opens sockets and the source, and begins to play.
+    ///
+    /// # Errors
+    /// When the feed can't be read or a socket can't be opened.
+    pub fn start(config: &ExchangeConfig) -> Result<Self, ExchangeError> {
+        let source = Source::open(&config.feed)?;
+        let outputs = config
+            .lines
+            .iter()
+            .map(|line| open_output(&OutputOptions::new(line.destination, config.interface.clone())))
+            .collect::<Result<Vec<_>, _>>()?;
+        let history = config.request_server.map(|_| Arc::new(History::default()));
+        let server = match (config.request_server, &history) {
+            (Some(address), Some(history)) => {
+                let server = RequestServer::start(address, Arc::clone(history), config.answer_loss, config.seed);
+                Some(server.map_err(|source| ExchangeError::Io { what: "request server", source })?)
+            }
+            _ => None,
+        };
+        let shared = Arc::new(Shared::default());
+        let damage: Vec<_> = config.lines.iter().map(|line| line.damage).collect();
+        let player = Player {
+            source,
+            outputs,
+            damaged: DamagedLines::new(&damage, config.losses, config.seed),
+            due: BinaryHeap::new(),
+            number: 0,
+            history,
+            pace: config.pace,
+            shared: Arc::clone(&shared),
+        };
+        let player = std::thread::Builder::new()
+            .name("mdgw-exchange".to_owned())
+            .spawn(move || player.run())
+            .map_err(|source| ExchangeError::Io { what: "thread", source })?;
+        Ok(Self { shared, player: Some(player), server })
+    }
+
+    /// Where requests are answered.
+    #[must_use]
+    pub fn request_address(&self) -> Option<SocketAddrV4> {
+        self.server.as_ref().map(RequestServer::address)
+    }
+
+    /// Whether everything has been played.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.shared.done.load(Ordering::Acquire)
+    }
+
+    /// What has been played so far.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        Report {
+            packets: self.shared.packets.load(Ordering::Relaxed),
+            messages: self.shared.messages.load(Ordering::Relaxed),
+            copies: self.shared.copies.load(Ordering::Relaxed),
+            refused: self.shared.refused.load(Ordering::Relaxed),
+            requests: self.server.as_ref().map(RequestServer::served).unwrap_or_default(),
+        }
+    }
+
+    /// Ends play and answers, wherever they are: what is reported as played has left, and the day's end after it.
+    ///
+    /// # Errors
+    /// When the source broke off; what came before was played.
+    pub fn stop(mut self) -> Result<Report, SourceError> {
+        self.shared.stop.store(true, Ordering::Release);
+        let played = self.player.take().map_or(Ok(Ok(())), JoinHandle::join);
+        let report = self.report();
+        played.unwrap_or(Err(SourceError::Panicked))?;
+        Ok(report)
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+    }
+}
+
+/// A packet with the number that orders packets of one moment.
+type Due = Reverse<(u64, u64, usize, Arc<[u8]>)>;
+
+struct Player {
+    source: Source,
+    outputs: Vec<Output>,
+    damaged: DamagedLines<Arc<[u8]>>,
+    /// Copies that are on their way: when they arrive, in which order, on which line.
+    due: BinaryHeap<Due>,
+    number: u64,
+    history: Option<Arc<History>>,
+    pace: Pace,
+    shared: Arc<Shared>,
+}
+
+/// After the last packet, heartbeats tell what should have come: as often as receivers may lose one.
+const CLOSING_HEARTBEATS: u32 = 20;
+/// Between them.
+const CLOSING_HEARTBEAT_GAP_NS: u64 = 50_000_000;
+
+impl Player {
+    fn run(mut self) -> Result<(), SourceError> {
+        let start_ns = mono_now().0;
+        let mut pacer = Pacer::new(self.pace, start_ns);
+        let mut outcome = Ok(());
+        while !self.shared.stop.load(Ordering::Acquire) {
+            let packet = match self.source.next_packet() {
+                Ok(Some(packet)) => packet,
+                Ok(None) => break,
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            };
+            let target_ns = pacer.target_ns(packet.time_ns).unwrap_or_else(|| mono_now().0);
+            self.arrive_until(target_ns);
+            self.wait_until(target_ns);
+            self.play(&packet, target_ns);
+        }
+        self.close();
+        self.shared.done.store(true, Ordering::Release);
+        outcome
+    }
+
+    fn play(&mut self, packet: &SourcePacket, target_ns: u64) {
+        // Before it can be missed anywhere, it can be asked for.
+        if let Some(history) = &self.history {
+            history.keep(&packet.bytes);
+        }
+        self.shared.packets.fetch_add(1, Ordering::Relaxed);
+        self.shared.messages.fetch_add(packet.message_count, Ordering::Relaxed);
+        let Self { damaged, due, number, .. } = self;
+        damaged.pass(&packet.bytes, |line, skew_ns, bytes| {
+            due.push(Reverse((target_ns + skew_ns, *number, line, Arc::clone(bytes))));
+            *number += 1;
+        });
+    }
+
+    /// Sends what arrives until `target_ns`, each copy at its own time, or all of it at once when the exchange is stopped.
+    fn arrive_until(&mut self, target_ns: u64) {
+        while let Some(Reverse((due_ns, ..))) = self.due.peek()
+            && *due_ns <= target_ns
+        {
+            let Some(Reverse((due_ns, _, line, bytes))) = self.due.pop() else { return };
+            // Stopped meanwhile: what has been counted still leaves, at once.
+            self.wait_until(due_ns);
+            self.send(line, &bytes);
+        }
+    }
+
+    /// Whether the exchange was stopped meanwhile.
+    fn wait_until(&self, target_ns: u64) -> bool {
+        loop {
+            if self.shared.stop.load(Ordering::Acquire) {
+                return true;
+            }
+            let left_ns = target_ns.saturating_sub(mono_now().0);
+            match left_ns {
+                0 => return false,
+                // Sleeping is accurate to some 60 us; what is left is spun.
+                1..=80_000 => std::hint::spin_loop(),
+                _ => std::thread::sleep(Duration::from_nanos((left_ns - 60_000).min(50_000_000))),
+            }
+        }
+    }
+
+    fn close(&mut self) {
+        let Self { damaged, due, number, .. } = self;
+        let now_ns = mono_now().0;
+        damaged.finish(|line, skew_ns, bytes| {
+            due.push(Reverse((now_ns + skew_ns, *number, line, Arc::clone(bytes))));
+            *number += 1;
+        });
+        self.arrive_until(u64::MAX);
+        for _ in 0..CLOSING_HEARTBEATS {
+            let Some(heartbeat) = self.source.closing_packet() else { return };
+            for line in 0..self.outputs.len() {
+                self.send(line, &heartbeat);
+            }
+            if self.wait_until(mono_now().plus(CLOSING_HEARTBEAT_GAP_NS).0) {
+                return;
+            }
+        }
+    }
+
+    fn send(&self, line: usize, bytes: &[u8]) {
+        let Some(output) = self.outputs.get(line) else { return };
+        let socket = socket2::SockRef::from(&*output.socket);
+        let sent = match output.destination {
+            Some(destination) => socket.send_to(bytes, &destination.into()),
+            None => socket.send(bytes),
+        };
+        let counter = if sent.is_ok() { &self.shared.copies } else { &self.shared.refused };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,96 @@
+//! MoldUDP64 request server: answers each request with one packet of what was asked for.
+
+use std::{
+    io,
+    net::{SocketAddr, SocketAddrV4, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use mdgw_captures::random::Random;
+use mdgw_feeds::transport::moldudp64::Request;
+
+use super::{history::History, itch_generator::PACKET_BYTES_MAX};
+
+/// A running server.
+#[derive(Debug)]
+pub(super) struct RequestServer {
+    address: SocketAddrV4,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    answered: AtomicU64,
+    unanswered: AtomicU64,
+    lost: AtomicU64,
+}
+
+/// Requests, by what became of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServedRequests {
+    /// Answered.
+    pub answered: u64,
+    /// Not understood, or for what the exchange never said.
+    pub unanswered: u64,
+    /// Answers that were lost on purpose.
+    pub lost: u64,
+}
+
+impl RequestServer {
+    /// Binds and begins to answer. `answer_loss` is the chance that an answer gets lost.
+    pub(super) fn start(address: SocketAddrV4, history: Arc<History>, answer_loss: f64, seed: u64) -> io::Result<Self> {
+        let socket = UdpSocket::bind(address)?;
+        socket.set_read_timeout(Some(Duration::from_millis(50)))?;
+        let SocketAddr::V4(address) = socket.local_addr()? else {
+            return Err(io::Error::other("bound to an address that is not IPv4"));
+        };
+        let shared = Arc::new(Shared::default());
+        let of_thread = Arc::clone(&shared);
+        let mut random = Random::new(seed ^ 0x7265_7175_6573_7473);
+        let thread = std::thread::Builder::new().name("mdgw-requests".to_owned()).spawn(move || {
+            let mut datagram = [0; 64];
+            while !of_thread.stop.load(Ordering::Acquire) {
+                let Ok((bytes, asker)) = socket.recv_from(&mut datagram) else { continue };
+                let request = datagram.get(..bytes).and_then(|request| Request::parse(request).ok());
+                let answer = request.and_then(|request| history.answer(&request, PACKET_BYTES_MAX));
+                let counter = match answer {
+                    None => &of_thread.unanswered,
+                    Some(_) if random.chance(answer_loss) => &of_thread.lost,
+                    Some(answer) if socket.send_to(&answer, asker).is_ok() => &of_thread.answered,
+                    Some(_) => &of_thread.lost,
+                };
+                counter.fetch_add(1, Ordering::Relaxed);
+            }
+        })?;
+        Ok(Self { address, shared, thread: Some(thread) })
+    }
+
+    pub(super) fn address(&self) -> SocketAddrV4 {
+        self.address
+    }
+
+    pub(super) fn served(&self) -> ServedRequests {
+        ServedRequests {
+            answered: self.shared.answered.load(Ordering::Relaxed),
+            unanswered: self.shared.unanswered.load(Ordering::Relaxed),
+            lost: self.shared.lost.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Drop for RequestServer {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            // It looks at the flag twenty times a second.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Where an exchange's packets come from.
+
+use std::{path::PathBuf, sync::Arc};
+
+use mdgw_captures::capture_file::{CaptureError, CaptureFile, OpenOptions};
+use mdgw_feeds::{
+    identity::Sequence,
+    time::{TradingDate, UnixNs},
+    transport::{
+        PacketKind, Recognised, Transport,
+        iextp::{self, Position, Stream},
+        moldudp64::{self, MoldUdp64},
+        recognise,
+    },
+};
+use zerocopy::FromBytes;
+
+use super::itch_generator::{ItchDay, ItchGenerator, ItchPackets};
+
+/// Where the packets come from.
+#[derive(Clone, Debug)]
+pub enum Played {
+    /// A capture or a day file; every datagram of it belongs to the feed.
+    Capture {
+        /// The file.
+        path: PathBuf,
+        /// Trading date of a day file whose name tells none.
+        date: Option<TradingDate>,
+    },
+    /// A made-up Nasdaq day.
+    Itch(ItchDay),
+}
+
+/// A capture or a made-up day, packet by packet.
+#[derive(Debug)]
+pub(super) enum Source {
+    Capture { file: Box<CaptureFile>, last: Option<Last> },
+    Itch { packets: Box<ItchPackets>, buffer: Vec<u8> },
+}
+
+/// One packet as it leaves the exchange.
+#[derive(Clone, Debug)]
+pub(super) struct SourcePacket {
+    pub(super) time_ns: u64,
+    pub(super) message_count: u64,
+    pub(super) bytes: Arc<[u8]>,
+}
+
+/// What the last packet said, for the heartbeats that follow it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Last {
+    Mold { session: moldudp64::MoldSession, next: Sequence },
+    Iex { stream: Stream, position: Position },
+}
+
+/// Why the source broke off.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// The capture can't be read, or not any further.
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
+    /// The player's own fault.
+    #[error("the exchange's player panicked")]
+    Panicked,
+}
+
+impl Source {
+    pub(super) fn open(played: &Played) -> Result<Self, SourceError> {
+        Ok(match played {
+            Played::Capture { path, date } => {
+                let file = CaptureFile::open(path, &OpenOptions { date: *date, ..OpenOptions::default() })?;
+                Self::Capture { file: Box::new(file), last: None }
+            }
+            Played::Itch(day) => {
+                let packets = ItchPackets::new(ItchGenerator::new(*day), day.session);
+                Self::Itch { packets: Box::new(packets), buffer: Vec::new() }
+            }
+        })
+    }
+
+    pub(super) fn next_packet(&mut self) -> Result<Option<SourcePacket>, SourceError> {
+        match self {
+            Self::Capture { file, last } => {
+                let Some(datagram) = file.next_datagram()? else { return Ok(None) };
+                let (message_count, told) = describe(datagram.payload);
+                *last = told.or(*last);
+                Ok(Some(SourcePacket { time_ns: datagram.time_ns, message_count, bytes: datagram.payload.into() }))
+            }
+            Self::Itch { packets, buffer } => Ok(packets.next_packet(buffer).map(|info| SourcePacket {
+                time_ns: info.time_ns,
+                message_count: u64::from(info.count),
+                bytes: buffer.as_slice().into(),
+            })),
+        }
+    }
+
+    /// What an exchange says when all is said: a made-up day ends its session, a capture goes on with heartbeats.
+    pub(super) fn closing_packet(&mut self) -> Option<Vec<u8>> {
+        let mut out = Vec::new();
+        match self {
+            Self::Itch { packets, .. } => packets.write_end_of_session(&mut out),
+            Self::Capture { last, .. } => match last.as_mut()? {
+                Last::Mold { session, next } => moldudp64::write_heartbeat(&mut out, *session, *next),
+                Last::Iex { stream, position } => {
+                    position.send_time = UnixNs(position.send_time.0 + 1);
+                    iextp::write_heartbeat(&mut out, *stream, *position);
+                }
+            },
+        }
+        Some(out)
+    }
+}
+
+/// Messages in a datagram, and where it leaves the numbering.
+fn describe(datagram: &[u8]) -> (u64, Option<Last>) {
+    let is_iex = matches!(recognise(datagram), Some(Recognised::IexTops | Recognised::IexDeep));
+    if is_iex {
+        let Ok((header, _)) = iextp::Header::read_from_prefix(datagram) else { return (0, None) };
+        let stream = Stream {
+            message_protocol_id: header.message_protocol_id.get(),
+            channel_id: header.channel_id.get(),
+            session_id: header.session_id.get(),
+        };
+        let count = u64::from(header.message_count.get());
+        let offset = u64::try_from(header.stream_offset.get()).unwrap_or(0);
+        let position = Position {
+            first: Sequence(header.first_message_sequence_number.get()).plus(count),
+            stream_offset: offset + u64::from(header.payload_length.get()),
+            send_time: UnixNs(header.send_time.get()),
+        };
+        return (count, Some(Last::Iex { stream, position }));
+    }
+    match MoldUdp64::parse(datagram) {
+        Ok(packet) if !packet.unsequenced => {
+            let session = moldudp64::session_name(packet.session);
+            // A day that has ended goes on saying so, not that more will come.
+            let last = (packet.kind != PacketKind::EndOfSession).then(|| Last::Mold { session, next: packet.next() });
+            (u64::from(packet.count), last)
+        }
+        Ok(packet) => (u64::from(packet.count), None),
+        Err(_) => (0, None),
+    }
+}

@@ -1,7 +1,0 @@
-//! `mdgw`: parse, run, exit code.
-
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    mdgw::cli::run()
-}

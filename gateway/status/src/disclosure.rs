@@ -1,0 +1,124 @@
+//! What a latency figure means nothing without: configuration, host, clocks, build. Made by the machine, so that
+//! nobody has to remember it, and carried by every log.
+
+use std::{fs, path::Path};
+
+/// Key and value pairs, in the order in which they are shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Disclosure {
+    entries: Vec<(String, String)>,
+}
+
+impl Disclosure {
+    /// Of this process, on this machine, now. `stamps` says where receive times come from, such as `kernel software`.
+    #[must_use]
+    pub fn of_this_host(stamps: &str) -> Self {
+        let mut disclosure = Self::default();
+        let profile = if cfg!(debug_assertions) { "debug: latency figures are of no use" } else { "release" };
+        disclosure.push("version", concat!("mdgw ", env!("CARGO_PKG_VERSION")));
+        disclosure.push("build", &format!("{profile}, {}", std::env::consts::ARCH));
+        disclosure.push("receive stamps", stamps);
+        for (key, value) in host(Path::new("/")) {
+            disclosure.push(key, &value);
+        }
+        disclosure
+    }
+
+    /// With all settings in force, as `config.KEY`.
+    #[must_use]
+    pub fn with_settings(mut self, settings: impl IntoIterator<Item = (String, String)>) -> Self {
+        for (key, value) in settings {
+            self.push(&format!("config.{key}"), &value);
+        }
+        self
+    }
+
+    /// One more; line breaks become spaces.
+    pub fn push(&mut self, key: &str, value: &str) {
+        let line = |text: &str| text.split(['\n', '\r']).map(str::trim).collect::<Vec<_>>().join(" ");
+        self.entries.push((line(key), line(value)));
+    }
+
+    /// All of it, in order.
+    #[must_use]
+    pub fn entries(&self) -> &[(String, String)] {
+        &self.entries
+    }
+
+    /// The value of a key.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.entries.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
+    }
+}
+
+/// What the kernel tells about the machine, below `root`. What it doesn't tell is said to be so.
+fn host(root: &Path) -> Vec<(&'static str, String)> {
+    let files = [
+        ("host", "proc/sys/kernel/hostname"),
+        ("kernel", "proc/sys/kernel/osrelease"),
+        ("kernel command line", "proc/cmdline"),
+        ("clock source", "sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        ("CPUs online", "sys/devices/system/cpu/online"),
+        ("CPUs isolated", "sys/devices/system/cpu/isolated"),
+        ("CPUs without tick", "sys/devices/system/cpu/nohz_full"),
+        ("SMT", "sys/devices/system/cpu/smt/control"),
+        ("frequency governor", "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        ("turbo off", "sys/devices/system/cpu/intel_pstate/no_turbo"),
+    ];
+    let cpuinfo = fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
+    let field = |name: &str| {
+        let line = cpuinfo.lines().find(|line| line.starts_with(name))?;
+        line.split_once(':').map(|(_, value)| value.trim().to_owned())
+    };
+    let is_guest = field("flags").is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"));
+    let mut entries = vec![
+        ("CPU", field("model name").unwrap_or_else(|| NOT_TOLD.to_owned())),
+        ("virtual machine", if is_guest { "yes: other guests may take its time" } else { "no" }.to_owned()),
+    ];
+    entries.extend(files.map(|(key, file)| {
+        let value = fs::read_to_string(root.join(file)).map(|text| text.trim().to_owned());
+        let value = value.unwrap_or_else(|_| NOT_TOLD.to_owned());
+        (key, if value.is_empty() { "none".to_owned() } else { value })
+    }));
+    entries
+}
+
+const NOT_TOLD: &str = "not told by the kernel";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_host_says_what_figures_hang_on() {
+        let disclosure = Disclosure::of_this_host("kernel software");
+        for key in [
+            "version",
+            "build",
+            "receive stamps",
+            "CPU",
+            "kernel",
+            "clock source",
+            "CPUs isolated",
+            "frequency governor",
+        ] {
+            assert!(disclosure.get(key).is_some_and(|value| !value.is_empty()), "{key}");
+        }
+        assert!(disclosure.get("build").unwrap().starts_with("debug"), "tests are no release build");
+    }
+
+    #[test]
+    fn a_silent_kernel_is_reported_as_silent() {
+        let empty = tempfile::tempdir().unwrap();
+        let host = host(empty.path());
+        assert!(host.iter().filter(|(_, value)| value == NOT_TOLD).count() > 8, "{host:?}");
+    }
+
+    #[test]
+    fn values_stay_on_one_line() {
+        let mut disclosure = Disclosure::default();
+        disclosure.push("note", "two\nlines");
+        assert_eq!(disclosure.get("note"), Some("two lines"));
+    }
+}

@@ -1,0 +1,367 @@
+//! HdrHistogram interval logs, format version 1.3: what the official tools read, with our disclosure in comments.
+//!
+//! ```text
+//! #[Histogram log format version 1.3]
+//! #[mdgw CPU = …]                                   one line per entry of the disclosure
+//! #[StartTime: 1548856800.123 (seconds since epoch)]
+//! #[BaseTime: 1548856800.123 (seconds since epoch)]
+//! "StartTimestamp","Interval_Length","Interval_Max","Interval_Compressed_Histogram"
+//! Tag=channel=1;stage=wire_to_wire;thread=main-0,0.127,1.007,2.769,HISTF…
+//! Tag=channel=1;lead=A,0.127,1.007,0.084,HISTF…
+//! #[negative channel=1;stage=wire_to_user;thread=main-0 = 3]
+//! #[counts channel=1,0.127,1.007,datagrams=900;messages=2100;duplicates=1040;gaps=0;gap_messages=0;drops=0]
+//! #[counts channel=1;line=A,0.127,1.007,packets=450;won_messages=1930;duplicate_messages=170;late_messages=0]
+//! ```
+//! Start stamps count from the base time; lengths and stamps are seconds, maxima milliseconds, the histograms' values
+//! nanoseconds. A tag may hold no comma and no space, hence the semicolons. `lead=A`: by how much line A was ahead, one
+//! value for each message that another line brought too. Counts are what came in that interval.
+
+use std::{
+    fmt,
+    fs::File,
+    io::{self, BufWriter, Write},
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use hdrhistogram::{
+    Counter, Histogram,
+    serialization::{Serializer as _, V2DeflateSerializer},
+};
+use mdgw_feeds::{
+    identity::{ChannelId, Line},
+    time::{TradingDate, UnixNs},
+};
+use mdgw_telemetry::stages::Stage;
+
+use super::disclosure::Disclosure;
+
+/// First line of a log.
+pub const FORMAT_LINE: &str = "#[Histogram log format version 1.3]";
+/// Names of the columns.
+pub const LEGEND: &str = r#""StartTimestamp","Interval_Length","Interval_Max","Interval_Compressed_Histogram""#;
+/// What an entry of the disclosure starts with.
+pub const DISCLOSURE_PREFIX: &str = "#[mdgw ";
+/// What a count of negative values starts with.
+pub const NEGATIVE_PREFIX: &str = "#[negative ";
+
+/// What counts of a channel or a line start with.
+pub const COUNTS_PREFIX: &str = "#[counts ";
+
+/// Whose interval it is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct IntervalTag {
+    /// The channel.
+    pub channel: ChannelId,
+    /// The stage.
+    pub stage: Stage,
+    /// The thread, by name.
+    pub thread: String,
+}
+
+impl fmt::Display for IntervalTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "channel={};stage={};thread={}", self.channel.0, self.stage.name(), self.thread)
+    }
+}
+
+impl FromStr for IntervalTag {
+    type Err = InvalidTag;
+
+    fn from_str(text: &str) -> Result<Self, InvalidTag> {
+        let mut parts = text.split(';').map(|part| part.split_once('='));
+        let mut next = |key: &str| match parts.next() {
+            Some(Some((found, value))) if found == key => Ok(value),
+            _ => Err(InvalidTag),
+        };
+        let channel = ChannelId(next("channel")?.parse().map_err(|_| InvalidTag)?);
+        let stage = Stage::from_name(next("stage")?).ok_or(InvalidTag)?;
+        let thread = next("thread")?.to_owned();
+        Ok(Self { channel, stage, thread })
+    }
+}
+
+/// Whose lead it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LeadTag {
+    /// The channel.
+    pub channel: ChannelId,
+    /// The line that was ahead.
+    pub line: Line,
+}
+
+impl fmt::Display for LeadTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "channel={};lead={}", self.channel.0, self.line)
+    }
+}
+
+impl FromStr for LeadTag {
+    type Err = InvalidTag;
+
+    fn from_str(text: &str) -> Result<Self, InvalidTag> {
+        let (channel, line) = channel_and(text, ";lead=")?;
+        Ok(Self { channel, line: line_of(line)? })
+    }
+}
+
+/// Whose counts they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CountsTag {
+    /// The channel.
+    pub channel: ChannelId,
+    /// One of its lines, or all of it.
+    pub line: Option<Line>,
+}
+
+impl fmt::Display for CountsTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "channel={}", self.channel.0)?;
+        self.line.map_or(Ok(()), |line| write!(f, ";line={line}"))
+    }
+}
+
+impl FromStr for CountsTag {
+    type Err = InvalidTag;
+
+    fn from_str(text: &str) -> Result<Self, InvalidTag> {
+        if text.contains(';') {
+            let (channel, line) = channel_and(text, ";line=")?;
+            return Ok(Self { channel, line: Some(line_of(line)?) });
+        }
+        let channel = text.strip_prefix("channel=").and_then(|id| id.parse().ok()).ok_or(InvalidTag)?;
+        Ok(Self { channel: ChannelId(channel), line: None })
+    }
+}
+
+fn channel_and<'t>(text: &'t str, key: &str) -> Result<(ChannelId, &'t str), InvalidTag> {
+    let (channel, rest) = text.split_once(key).ok_or(InvalidTag)?;
+    let channel = channel.strip_prefix("channel=").and_then(|id| id.parse().ok()).ok_or(InvalidTag)?;
+    Ok((ChannelId(channel), rest))
+}
+
+/// The line of that letter.
+fn line_of(text: &str) -> Result<Line, InvalidTag> {
+    let lines = (0..=u8::MAX).map(Line).take(Line::COUNT_MAX);
+    lines.into_iter().find(|line| line.to_string() == text).ok_or(InvalidTag)
+}
+
+/// A tag that this gateway has not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected a tag such as channel=1;stage=wire_to_wire;thread=main-0 or channel=1;lead=A")]
+pub struct InvalidTag;
+
+/// Writes one log. For cold threads: it allocates and waits for the disk.
+pub struct IntervalLogWriter<W: Write> {
+    out: W,
+    base: UnixNs,
+    serializer: V2DeflateSerializer,
+    bytes: Vec<u8>,
+    text: String,
+}
+
+impl IntervalLogWriter<BufWriter<File>> {
+    /// Makes a new file in `directory`, named by its begin, and writes the header into it.
+    ///
+    /// # Errors
+    /// What the file system says. An existing file is never written over.
+    pub fn create(directory: &Path, base: UnixNs, disclosure: &Disclosure) -> io::Result<(Self, PathBuf)> {
+        std::fs::create_dir_all(directory)?;
+        let path = directory.join(file_name(base, std::process::id()));
+        let file = File::options().write(true).create_new(true).open(&path)?;
+        Ok((Self::begin(BufWriter::new(file), base, disclosure)?, path))
+    }
+}
+
+impl<W: Write> IntervalLogWriter<W> {
+    /// Writes the header.
+    ///
+    /// # Errors
+    /// What `out` says.
+    pub fn begin(mut out: W, base: UnixNs, disclosure: &Disclosure) -> io::Result<Self> {
+        writeln!(out, "{FORMAT_LINE}")?;
+        for (key, value) in disclosure.entries() {
+            writeln!(out, "{DISCLOSURE_PREFIX}{key} = {value}]")?;
+        }
+        let seconds = Seconds(base.0);
+        writeln!(out, "#[StartTime: {seconds} (seconds since epoch)]")?;
+        writeln!(out, "#[BaseTime: {seconds} (seconds since epoch)]")?;
+        writeln!(out, "{LEGEND}")?;
+        // Stamps are written in milliseconds, so the base that they count from has to be one.
+        let base = UnixNs(base.0 / NS_PER_MS * NS_PER_MS);
+        Ok(Self { out, base, serializer: V2DeflateSerializer::new(), bytes: Vec::new(), text: String::new() })
+    }
+
+    /// One interval of one tag.
+    ///
+    /// # Errors
+    /// What `out` says.
+    pub fn write<T: Counter>(
+        &mut self,
+        tag: &impl fmt::Display,
+        start: UnixNs,
+        length_ns: u64,
+        histogram: &Histogram<T>,
+    ) -> io::Result<()> {
+        self.bytes.clear();
+        self.serializer.serialize(histogram, &mut self.bytes).map_err(io::Error::other)?;
+        self.text.clear();
+        STANDARD.encode_string(&self.bytes, &mut self.text);
+        let start = Seconds(start.0.saturating_sub(self.base.0));
+        let max_ms = Thousandths(histogram.max() / NS_PER_US);
+        writeln!(self.out, "Tag={tag},{start},{},{max_ms},{}", Seconds(length_ns), self.text)
+    }
+
+    /// How many values of a tag came out negative.
+    ///
+    /// # Errors
+    /// What `out` says.
+    pub fn write_negative(&mut self, tag: &IntervalTag, count: u64) -> io::Result<()> {
+        writeln!(self.out, "{NEGATIVE_PREFIX}{tag} = {count}]")
+    }
+
+    /// What was counted over an interval, by name.
+    ///
+    /// # Errors
+    /// What `out` says.
+    pub fn write_counts(
+        &mut self,
+        tag: &CountsTag,
+        start: UnixNs,
+        length_ns: u64,
+        counts: &[(&str, u64)],
+    ) -> io::Result<()> {
+        let start = Seconds(start.0.saturating_sub(self.base.0));
+        let counts: Vec<String> = counts.iter().map(|(name, count)| format!("{name}={count}")).collect();
+        writeln!(self.out, "{COUNTS_PREFIX}{tag},{start},{},{}]", Seconds(length_ns), counts.join(";"))
+    }
+
+    /// Hands over what was written.
+    ///
+    /// # Errors
+    /// What `out` says.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+
+    /// The writer's target.
+    ///
+    /// # Errors
+    /// What `out` says to the last flush.
+    pub fn into_inner(mut self) -> io::Result<W> {
+        self.out.flush()?;
+        Ok(self.out)
+    }
+}
+
+/// Name of the log that begins at `at`, unique among the processes of a host.
+fn file_name(at: UnixNs, process: u32) -> String {
+    let second = at.0 / 1_000_000_000 % 86_400;
+    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
+    let day = TradingDate::in_utc(at).yyyymmdd();
+    format!("mdgw-latency-{day}T{hour:02}{minute:02}{second:02}Z-{process}.hlog")
+}
+
+/// Nanoseconds, written as seconds with three decimals.
+struct Seconds(u64);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Thousandths(self.0 / NS_PER_MS).fmt(f)
+    }
+}
+
+struct Thousandths(u64);
+
+impl fmt::Display for Thousandths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:03}", self.0 / 1_000, self.0 % 1_000)
+    }
+}
+
+const NS_PER_US: u64 = 1_000;
+const NS_PER_MS: u64 = 1_000_000;
+
+#[cfg(test)]
+mod tests {
+    use hdrhistogram::serialization::{
+        Deserializer,
+        interval_log::{IntervalLogIterator, LogEntry},
+    };
+    use mdgw_telemetry::stages::StageSet;
+
+    use super::*;
+
+    fn tag() -> IntervalTag {
+        IntervalTag { channel: ChannelId(1), stage: Stage::WireToWire, thread: "main-0".to_owned() }
+    }
+
+    #[test]
+    fn tags_lead_back_to_what_they_name() {
+        assert_eq!(tag().to_string(), "channel=1;stage=wire_to_wire;thread=main-0");
+        assert_eq!(tag().to_string().parse(), Ok(tag()));
+        for text in ["", "channel=1", "channel=70000;stage=publish;thread=x", "channel=1;stage=no;thread=x", "a;b;c"] {
+            assert_eq!(text.parse::<IntervalTag>(), Err(InvalidTag), "{text}");
+        }
+        let lead = LeadTag { channel: ChannelId(7), line: Line(1) };
+        assert_eq!((lead.to_string(), lead.to_string().parse()), ("channel=7;lead=B".to_owned(), Ok(lead)));
+        for line in [None, Some(Line(0)), Some(Line::RECOVERY)] {
+            let counts = CountsTag { channel: ChannelId(7), line };
+            assert_eq!(counts.to_string().parse(), Ok(counts));
+        }
+        for text in ["", "channel=7;lead=", "channel=7;lead=AB", "lead=A", "channel=x;lead=A", "channel=7;line=Z"] {
+            assert_eq!(text.parse::<LeadTag>(), Err(InvalidTag), "{text}");
+            assert_eq!(text.parse::<CountsTag>(), Err(InvalidTag), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_foreign_reader_finds_times_tags_and_values() {
+        let mut disclosure = Disclosure::default();
+        disclosure.push("host", "test, with a comma");
+        let base = UnixNs(1_548_856_800_123_999_999);
+        let mut log = IntervalLogWriter::begin(Vec::new(), base, &disclosure).unwrap();
+        let mut set = StageSet::new(1, 2);
+        for value in 1..=10_000 {
+            set.record(mdgw_sys::handle::ChannelIndex(0), Stage::WireToWire, value);
+        }
+        let histogram = set.recorded().next().unwrap().histogram.clone();
+        log.write(&tag(), UnixNs(base.0 + 1_500_000_000), 1_007_000_000, &histogram).unwrap();
+        log.write_negative(&tag(), 3).unwrap();
+        let counts = CountsTag { channel: ChannelId(1), line: None };
+        log.write_counts(&counts, UnixNs(base.0 + 1_500_000_000), 1_007_000_000, &[("messages", 5)]).unwrap();
+        let bytes = log.into_inner().unwrap();
+
+        let entries: Vec<_> = IntervalLogIterator::new(&bytes).map(|entry| entry.unwrap()).collect();
+        let [LogEntry::StartTime(start), LogEntry::BaseTime(base), LogEntry::Interval(interval)] = entries.as_slice()
+        else {
+            panic!("{entries:?}")
+        };
+        assert_eq!((start.as_millis(), base.as_millis()), (1_548_856_800_123, 1_548_856_800_123));
+        assert_eq!(interval.tag().unwrap().as_str(), tag().to_string());
+        assert_eq!(interval.start_timestamp().as_millis(), 1_500);
+        assert_eq!(interval.duration().as_millis(), 1_007);
+        let read: Histogram<u64> = Deserializer::new()
+            .deserialize(&mut STANDARD.decode(interval.encoded_histogram()).unwrap().as_slice())
+            .unwrap();
+        assert_eq!(
+            (read.len(), read.min(), read.value_at_quantile(0.5)),
+            (10_000, 1, histogram.value_at_quantile(0.5))
+        );
+    }
+
+    #[test]
+    fn files_are_named_by_their_begin() {
+        assert_eq!(file_name(UnixNs(1_548_856_805_000_000_000), 42), "mdgw-latency-20190130T140005Z-42.hlog");
+    }
+
+    #[test]
+    fn a_log_is_never_written_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let base = UnixNs(1_548_856_800_000_000_000);
+        let create = || IntervalLogWriter::create(directory.path(), base, &Disclosure::default());
+        create().unwrap();
+        assert_eq!(create().err().map(|error| error.kind()), Some(io::ErrorKind::AlreadyExists));
+    }
+}

@@ -1,0 +1,8 @@
+//! What cold threads make of telemetry, and what tools read of it: snapshots, interval logs, disclosure of the host, and the
+//! control protocol with its client and server.
+
+pub mod control;
+pub mod disclosure;
+pub mod interval_log;
+pub mod recent;
+pub mod snapshot;

@@ -1,0 +1,149 @@
+//! What a gateway, or a replay, shows of itself at one moment: plain data, which a control socket carries as JSON.
+//! A reader takes what it doesn't find as nothing, so that it may be newer or older than the gateway.
+
+use hdrhistogram::Histogram;
+use mdgw_feeds::identity::Line;
+use serde::{Deserialize, Serialize};
+
+/// All of it. Counts are since the start; rates are made of two of these.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Snapshot {
+    /// What it is of, in a few words: `gateway 1, epoch 7`.
+    pub source: String,
+    /// Wall time, ns since 1970 UTC; of a replay, the capture's.
+    pub time_ns: u64,
+    /// The clock that rates are made by, ns; it never goes back.
+    pub clock_ns: u64,
+    /// Bytes read and to be read, of a replay.
+    pub progress: Option<(u64, u64)>,
+    /// Datagrams that the kernel dropped for want of room in sockets.
+    pub kernel_drops: u64,
+    /// Pools of threads.
+    pub pools: Vec<PoolSnapshot>,
+    /// Channels in the order of the configuration.
+    pub channels: Vec<ChannelSnapshot>,
+}
+
+/// One pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PoolSnapshot {
+    /// Its name.
+    pub name: String,
+    /// Its threads.
+    pub threads: Vec<ThreadSnapshot>,
+    /// Waits that brought something.
+    pub turns: u64,
+    /// Events whose channel another thread held.
+    pub deferrals: u64,
+    /// Time without a leader because every thread was processing, ns.
+    pub saturation_ns: u64,
+}
+
+/// One thread of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ThreadSnapshot {
+    /// Its name.
+    pub name: String,
+    /// What it does: `absent`, `leader`, `spinning`, `parked`, `processing`.
+    pub role: String,
+    /// Time that it has spent processing, ns.
+    pub busy_ns: u64,
+}
+
+/// One channel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ChannelSnapshot {
+    /// Its number.
+    pub id: u16,
+    /// Its name.
+    pub name: String,
+    /// Its pool.
+    pub pool: String,
+    /// `waiting`, `live`, `gap`, `recovering`, `stale`, `ended`, `failed`.
+    pub state: String,
+    /// Why it is out of service.
+    pub failed: Option<String>,
+    /// Datagrams of all lines.
+    pub datagrams: u64,
+    /// Messages, each once.
+    pub messages: u64,
+    /// Records made of them.
+    pub records: u64,
+    /// Packets published.
+    pub packets_sent: u64,
+    /// Gaps declared.
+    pub gaps: u64,
+    /// Messages in them.
+    pub gap_messages: u64,
+    /// What was refused and should not have come.
+    pub drops: u64,
+    /// Messages that contradict a book.
+    pub book_faults: u64,
+    /// Lines that are silent, by name.
+    pub silent_lines: Vec<String>,
+    /// Its lines over the last interval; over all of it, of a replay.
+    pub lines: Vec<LineSnapshot>,
+    /// Latencies by stage over the last interval.
+    pub stages: Vec<StageSnapshot>,
+}
+
+/// One line: of the messages that it and another one brought, those that it brought first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LineSnapshot {
+    /// Its name.
+    pub line: String,
+    /// How many.
+    pub lead_count: u64,
+    /// By how much, median, ns.
+    pub lead_p50_ns: u64,
+    /// By how much, 99th percentile, ns.
+    pub lead_p99_ns: u64,
+}
+
+/// One stage.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StageSnapshot {
+    /// Its name, as in latency logs.
+    pub stage: String,
+    /// When recording began, on [the clock of the snapshot](Snapshot::clock_ns); 0 where nobody says.
+    pub begin_ns: u64,
+    /// When it ended.
+    pub end_ns: u64,
+    /// Values.
+    pub count: u64,
+    /// Median, ns.
+    pub p50_ns: u64,
+    /// 99th percentile, ns.
+    pub p99_ns: u64,
+    /// 99.9th percentile, ns.
+    pub p999_ns: u64,
+    /// Maximum, ns.
+    pub max_ns: u64,
+}
+
+impl LineSnapshot {
+    /// Of one line, with the leads of its last interval.
+    #[must_use]
+    pub fn of(line: Line, lead_ns: &Histogram<u64>) -> Self {
+        Self {
+            line: line.to_string(),
+            lead_count: lead_ns.len(),
+            lead_p50_ns: lead_ns.value_at_quantile(0.5),
+            lead_p99_ns: lead_ns.value_at_quantile(0.99),
+        }
+    }
+}
+
+impl ChannelSnapshot {
+    /// The stage of that name, if it was measured.
+    #[must_use]
+    pub fn stage(&self, name: &str) -> Option<&StageSnapshot> {
+        self.stages.iter().find(|stage| stage.stage == name)
+    }
+}

@@ -1,0 +1,19 @@
+//! Receive and send buffers: fixed, reused, filled or emptied by one system call or submission for many packets.
+//!
+//! A [`ReceiveBatch`] belongs to one thread and is filled by its [`ThreadIo`](mdgw_engine::handle_set::ThreadIo). A
+//! [`SendBatch`] is built afresh for every send in a thread's [`SendBuffers`]: it copies each packet's header and
+//! borrows its body, which for published packets lies in the mapped publication log.
+//!
+//! Both hold the headers that the kernel reads and writes (`mmsghdr`, `iovec`, addresses, control data), wired
+//! together once. Nothing here allocates after construction, and nothing here makes a system call.
+
+mod control;
+mod in_turn;
+pub mod lent;
+pub mod memory;
+mod receive;
+mod send;
+
+pub use in_turn::{is_report, receive_in_turn};
+pub use receive::{ReceiveBatch, ReceivedDatagram, StampKind};
+pub use send::{BatchFull, HEADER_BYTES, Output, OutputIndex, Outputs, PACKETS_MAX, SendBatch, SendBuffers};

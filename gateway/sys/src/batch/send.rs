@@ -1,0 +1,326 @@
+//! Packets on their way out: a header that is copied, a body that is borrowed, an output.
+
+#![allow(unsafe_code, reason = "headers that the kernel writes through")]
+
+use std::{
+    fmt,
+    marker::PhantomData,
+    net::SocketAddrV4,
+    os::fd::{AsRawFd, OwnedFd, RawFd},
+    sync::Arc,
+};
+
+use super::{memory::Fixed, receive::NAME_BYTES};
+
+/// Bytes of a published packet's header.
+pub const HEADER_BYTES: usize = 64;
+/// Packets of one [`SendBatch`].
+pub const PACKETS_MAX: usize = 64;
+
+/// Number of an output in [`Outputs`], counted from 0 in the order of registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OutputIndex(pub u16);
+
+/// Where packets go: a socket, and the destination unless the socket is connected.
+#[derive(Debug)]
+pub struct Output {
+    /// The socket. Its options (egress interface, TTL, loopback) are set already.
+    pub socket: Arc<OwnedFd>,
+    /// Destination; `None` for a connected socket. Outputs with one socket and several destinations leave in one
+    /// system call.
+    pub destination: Option<SocketAddrV4>,
+}
+
+/// All outputs of a gateway, registered once and shared by the threads that send.
+#[derive(Debug)]
+pub struct Outputs {
+    outputs: Box<[Output]>,
+}
+
+impl Outputs {
+    /// Their order gives the [`OutputIndex`].
+    #[must_use]
+    pub fn new(outputs: Vec<Output>) -> Arc<Self> {
+        Arc::new(Self { outputs: outputs.into() })
+    }
+
+    /// One of them.
+    #[must_use]
+    pub fn get(&self, index: OutputIndex) -> Option<&Output> {
+        self.outputs.get(usize::from(index.0))
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.outputs.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.outputs.is_empty()
+    }
+}
+
+/// A thread's memory for sending; [`Self::begin`] starts a batch in it.
+///
+/// ```text
+///   messages[i] ─┬─ iovecs[2i] ── headers[i]      copied
+///                ├─ iovecs[2i+1] ── body          borrowed
+///                └─ names[output]                 where to
+/// ```
+pub struct SendBuffers {
+    outputs: Arc<Outputs>,
+    messages: Fixed<libc::mmsghdr>,
+    iovecs: Fixed<libc::iovec>,
+    headers: Fixed<[u8; HEADER_BYTES]>,
+    names: Fixed<libc::sockaddr_in>,
+    sockets: [RawFd; PACKETS_MAX],
+}
+
+impl SendBuffers {
+    /// Allocates all of its memory.
+    #[must_use]
+    pub fn new(outputs: Arc<Outputs>) -> Self {
+        let headers = Fixed::new(PACKETS_MAX, |_| [0; HEADER_BYTES]);
+        let iovecs = Fixed::new(PACKETS_MAX * 2, |index| libc::iovec {
+            iov_base: if index % 2 == 0 { headers.at(index / 2).cast() } else { std::ptr::null_mut() },
+            iov_len: if index % 2 == 0 { HEADER_BYTES } else { 0 },
+        });
+        let names = Fixed::new(outputs.len(), |index| name(outputs.outputs[index].destination));
+        let messages = Fixed::new(PACKETS_MAX, |index| libc::mmsghdr {
+            msg_hdr: libc::msghdr {
+                msg_name: std::ptr::null_mut(),
+                msg_namelen: 0,
+                msg_iov: iovecs.at(index * 2),
+                msg_iovlen: 2,
+                msg_control: std::ptr::null_mut(),
+                msg_controllen: 0,
+                msg_flags: 0,
+            },
+            msg_len: 0,
+        });
+        Self { outputs, messages, iovecs, headers, names, sockets: [-1; PACKETS_MAX] }
+    }
+
+    /// An empty batch. Bodies pushed into it stay borrowed as long as it lives.
+    pub fn begin(&mut self) -> SendBatch<'_> {
+        SendBatch { buffers: self, len: 0, bodies: PhantomData }
+    }
+}
+
+// SAFETY: the pointers lead to memory that the value owns alone, but for the bodies: those a `SendBatch` set, which
+// borrows the value mutably while it and they live, and nothing follows them afterwards.
+unsafe impl Send for SendBuffers {}
+
+impl fmt::Debug for SendBuffers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SendBuffers").field("outputs", &self.outputs).finish_non_exhaustive()
+    }
+}
+
+/// Up to [`PACKETS_MAX`] packets, handed over in their order. Packets of one socket that stand side by side leave in
+/// one `sendmmsg`, so push all of one output's before the next one's.
+pub struct SendBatch<'a> {
+    buffers: &'a mut SendBuffers,
+    len: usize,
+    bodies: PhantomData<&'a [u8]>,
+}
+
+/// There is no room in the batch, or no such output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchFull;
+
+impl<'a> SendBatch<'a> {
+    /// Adds a packet: its header is copied, its body borrowed.
+    ///
+    /// # Errors
+    /// When the batch is full.
+    ///
+    /// # Panics
+    /// When there is no such output.
+    pub fn push(&mut self, header: &[u8; HEADER_BYTES], body: &'a [u8], output: OutputIndex) -> Result<(), BatchFull> {
+        let index = self.len;
+        let Some(socket) = self.buffers.sockets.get_mut(index) else { return Err(BatchFull) };
+        let destination = &self.buffers.outputs.outputs[usize::from(output.0)];
+        *socket = destination.socket.as_raw_fd();
+        // SAFETY: `headers` has PACKETS_MAX values and `&mut self` is the only access to them.
+        unsafe { self.buffers.headers.at(index).write(*header) };
+        let body = libc::iovec { iov_base: body.as_ptr().cast_mut().cast(), iov_len: body.len() };
+        // SAFETY: as above, for the second of the packet's two `iovecs`. The kernel only reads what it points to.
+        unsafe { self.buffers.iovecs.at(index * 2 + 1).write(body) };
+        // SAFETY: as above, for `messages`.
+        let message = unsafe { &mut *self.buffers.messages.at(index) };
+        (message.msg_hdr.msg_name, message.msg_hdr.msg_namelen) = match destination.destination {
+            Some(_) => (self.buffers.names.at(usize::from(output.0)).cast(), NAME_BYTES),
+            None => (std::ptr::null_mut(), 0),
+        };
+        self.len += 1;
+        Ok(())
+    }
+
+    /// Packets in it.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// How many more it can take.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        PACKETS_MAX - self.len
+    }
+
+    /// Hands packets over from the front, one `sendmmsg` for each run of one socket. Returns how many were taken.
+    ///
+    /// # Errors
+    /// As `sendmmsg`, when the very first packet is refused other than by "would block".
+    pub fn send_many(&self) -> std::io::Result<usize> {
+        let mut sent = 0;
+        while let Some(&socket) = self.sockets().get(sent) {
+            let run = self.sockets()[sent..].iter().take_while(|other| **other == socket).count();
+            let count = u32::try_from(run).unwrap_or(0);
+            // SAFETY: sendmmsg(2) reads `count` headers from `messages[sent]` on, all of them below `len` and so set by
+            // `push`, and writes their `msg_len`, which nothing else looks at. What they point to is owned by the
+            // buffers, which `self` borrows, or borrowed for as long as `self` lives (bodies). MSG_DONTWAIT: the
+            // kernel keeps none of the pointers.
+            let taken = unsafe { libc::sendmmsg(socket, self.buffers.messages.at(sent), count, libc::MSG_DONTWAIT) };
+            let Ok(taken) = usize::try_from(taken) else {
+                let error = std::io::Error::last_os_error();
+                return if sent > 0 || error.kind() == std::io::ErrorKind::WouldBlock { Ok(sent) } else { Err(error) };
+            };
+            sent += taken;
+            if taken < run {
+                return Ok(sent);
+            }
+        }
+        Ok(sent)
+    }
+
+    /// Socket and header of each packet, for requests that send them.
+    pub fn messages(&self) -> impl Iterator<Item = (RawFd, *const libc::msghdr)> {
+        self.sockets().iter().enumerate().map(|(index, socket)| {
+            let message = self.buffers.messages.at(index);
+            // SAFETY: `message` is a value of `messages`; only the address of its first field is taken.
+            (*socket, unsafe { &raw const (*message).msg_hdr })
+        })
+    }
+
+    /// Socket, header and body of each packet, for whoever carries them without the kernel.
+    pub fn packets(&self) -> impl Iterator<Item = (RawFd, &[u8; HEADER_BYTES], &[u8])> {
+        self.sockets().iter().enumerate().map(|(index, socket)| {
+            // SAFETY: `push` has set the header, and nothing writes it while `self` is borrowed.
+            let header = unsafe { &*self.buffers.headers.at(index) };
+            // SAFETY: as above, for the second of the packet's two `iovecs`.
+            let body = unsafe { self.buffers.iovecs.at(index * 2 + 1).read() };
+            // SAFETY: `push` made it of a slice that is borrowed for as long as `self` lives.
+            let body = unsafe { std::slice::from_raw_parts(body.iov_base.cast::<u8>().cast_const(), body.iov_len) };
+            (*socket, header, body)
+        })
+    }
+
+    fn sockets(&self) -> &[RawFd] {
+        &self.buffers.sockets[..self.len]
+    }
+}
+
+impl fmt::Debug for SendBatch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SendBatch").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+fn name(destination: Option<SocketAddrV4>) -> libc::sockaddr_in {
+    let (ip, port) = destination.map_or((0, 0), |destination| (u32::from(*destination.ip()), destination.port()));
+    libc::sockaddr_in {
+        sin_family: u16::try_from(libc::AF_INET).unwrap_or(0),
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr { s_addr: ip.to_be() },
+        sin_zero: [0; 8],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{SocketAddr, UdpSocket};
+
+    use super::*;
+
+    fn receiver() -> (UdpSocket, SocketAddrV4) {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let SocketAddr::V4(address) = socket.local_addr().unwrap() else { unreachable!() };
+        (socket, address)
+    }
+
+    fn received(socket: &UdpSocket) -> Vec<u8> {
+        let mut bytes = [0; 2_048];
+        let length = socket.recv(&mut bytes).unwrap();
+        bytes[..length].to_vec()
+    }
+
+    #[test]
+    fn packets_leave_in_order_to_connected_and_addressed_outputs() {
+        let ((first, first_address), (second, second_address)) = (receiver(), receiver());
+        let connected = UdpSocket::bind("127.0.0.1:0").unwrap();
+        connected.connect(first_address).unwrap();
+        let addressed = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let outputs = Outputs::new(vec![
+            Output { socket: Arc::new(connected.into()), destination: None },
+            Output { socket: Arc::new(addressed.into()), destination: Some(second_address) },
+        ]);
+        let mut buffers = SendBuffers::new(outputs);
+        for round in 0..3_u8 {
+            let body = vec![round; 100];
+            let mut batch = buffers.begin();
+            batch.push(&[1; HEADER_BYTES], &body, OutputIndex(0)).unwrap();
+            batch.push(&[2; HEADER_BYTES], &body[..1], OutputIndex(0)).unwrap();
+            batch.push(&[3; HEADER_BYTES], &[], OutputIndex(1)).unwrap();
+            assert_eq!(batch.send_many().unwrap(), 3);
+            assert_eq!(received(&first), [&[1; HEADER_BYTES][..], &[round; 100]].concat());
+            assert_eq!(received(&first), [&[2; HEADER_BYTES][..], &[round]].concat());
+            assert_eq!(received(&second), [3; HEADER_BYTES]);
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_refuses_ends_the_batch_there() {
+        let (first, address) = receiver();
+        let socket = Arc::new(OwnedFd::from(UdpSocket::bind("127.0.0.1:0").unwrap()));
+        let nowhere = SocketAddrV4::new("255.255.255.255".parse().unwrap(), 9);
+        let outputs = Outputs::new(vec![
+            Output { socket: Arc::clone(&socket), destination: Some(address) },
+            Output { socket, destination: Some(nowhere) }, // broadcast without SO_BROADCAST: EACCES
+        ]);
+        let mut buffers = SendBuffers::new(outputs);
+        let mut batch = buffers.begin();
+        for output in [0, 1, 0] {
+            batch.push(&[0; HEADER_BYTES], &[], OutputIndex(output)).unwrap();
+        }
+        assert_eq!(batch.send_many().unwrap(), 1);
+        assert_eq!(received(&first).len(), HEADER_BYTES);
+
+        let mut batch = buffers.begin();
+        batch.push(&[0; HEADER_BYTES], &[], OutputIndex(1)).unwrap();
+        assert_eq!(batch.send_many().unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn a_full_batch_says_so() {
+        let (_, address) = receiver();
+        let socket = Arc::new(OwnedFd::from(UdpSocket::bind("127.0.0.1:0").unwrap()));
+        let mut buffers = SendBuffers::new(Outputs::new(vec![Output { socket, destination: Some(address) }]));
+        let mut batch = buffers.begin();
+        for _ in 0..PACKETS_MAX {
+            batch.push(&[0; HEADER_BYTES], &[], OutputIndex(0)).unwrap();
+        }
+        assert_eq!(batch.push(&[0; HEADER_BYTES], &[], OutputIndex(0)), Err(BatchFull));
+        assert_eq!(batch.room(), 0);
+    }
+}

@@ -1,0 +1,112 @@
+//! The two clocks of the gateway. Only the edges read them: the turn (once per batch), the publisher (send time), the
+//! fence, and cold threads.
+
+#![allow(unsafe_code, reason = "system calls")]
+
+use mdgw_feeds::time::{MonoNs, UnixNs};
+
+/// Monotonic time that counts suspend (`CLOCK_BOOTTIME`), so that a lease can't outlive a sleeping machine.
+#[must_use]
+pub fn mono_now() -> MonoNs {
+    MonoNs(read(libc::CLOCK_BOOTTIME))
+}
+
+/// Wall time (`CLOCK_REALTIME`): the clock of the kernel's receive stamps. May step.
+#[must_use]
+pub fn unix_now() -> UnixNs {
+    UnixNs(read(libc::CLOCK_REALTIME))
+}
+
+/// How far the kernel's time daemons have the clocks' rate corrected, parts per million, without sign: the frequency
+/// and the length of a tick. `CLOCK_BOOTTIME` is slewed with the rest.
+#[must_use]
+pub fn rate_correction_ppm() -> u32 {
+    // SAFETY: all-zero is a valid timex: integers, with no mode set it asks and changes nothing.
+    let mut time: libc::timex = unsafe { std::mem::zeroed() };
+    // SAFETY: adjtimex(2) writes one timex through the pointer, which is to a live local of that type.
+    let state = unsafe { libc::adjtimex(&raw mut time) };
+    if state < 0 {
+        return 0;
+    }
+    // `freq` is in 2^-16 ppm; a tick is nominally 10,000 us, and one of them is 100 ppm.
+    let frequency_ppm = time.freq.unsigned_abs() >> 16;
+    let tick_ppm = (time.tick - TICK_US).unsigned_abs() * 100;
+    u32::try_from(frequency_ppm.saturating_add(tick_ppm)).unwrap_or(u32::MAX)
+}
+
+/// Nominal length of a tick, for a kernel's user at 100 Hz.
+const TICK_US: i64 = 10_000;
+
+/// Wall time from the monotonic clock and an offset that is measured anew every millisecond: both clocks are
+/// disciplined alike and differ by steps alone, so a step is seen a millisecond late and one read is saved per batch.
+#[derive(Clone, Copy, Debug)]
+pub struct WallFromMono {
+    measured: MonoNs,
+    wall: UnixNs,
+}
+
+impl WallFromMono {
+    /// Measures the offset.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { measured: mono_now(), wall: unix_now() }
+    }
+
+    /// The wall time at `now`, a reading of [`mono_now`] not much older than this call.
+    pub fn at(&mut self, now: MonoNs) -> UnixNs {
+        let age_ns = now.since(self.measured);
+        if age_ns > OFFSET_AGE_NS_MAX {
+            *self = Self { measured: now, wall: unix_now() };
+            return self.wall;
+        }
+        UnixNs(self.wall.0.saturating_add(age_ns))
+    }
+}
+
+impl Default for WallFromMono {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// How long an offset between the clocks is believed.
+const OFFSET_AGE_NS_MAX: u64 = 1_000_000;
+
+fn read(clock: libc::clockid_t) -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: clock_gettime(2) writes one timespec through the pointer, which is to a live local of that type.
+    let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
+    debug_assert_eq!(result, 0, "both clocks exist since Linux 2.6.39");
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn monotonic_time_never_runs_backwards() {
+        let mut last = mono_now();
+        for _ in 0..10_000 {
+            let now = mono_now();
+            assert!(now >= last);
+            last = now;
+        }
+    }
+
+    #[test]
+    fn the_rate_of_a_sane_machine_is_corrected_by_less_than_a_thousandth() {
+        assert!(rate_correction_ppm() < 1_000);
+    }
+
+    #[test]
+    fn wall_time_follows_the_monotonic_clock_between_measurements() {
+        let start = MonoNs(5_000);
+        let mut wall = WallFromMono { measured: start, wall: UnixNs(1_000_000_000) };
+        assert_eq!(wall.at(start.plus(700)), UnixNs(1_000_000_700));
+        assert_eq!(wall.at(start.plus(OFFSET_AGE_NS_MAX)), UnixNs(1_000_000_000 + OFFSET_AGE_NS_MAX));
+        let measured_anew = wall.at(start.plus(OFFSET_AGE_NS_MAX + 1));
+        assert!(measured_anew > UnixNs(1_600_000_000_000_000_000), "the real wall clock");
+    }
+}

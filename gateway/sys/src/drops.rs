@@ -1,0 +1,100 @@
+//! What the kernel dropped before anybody could receive it, read by a cold thread.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use socket2::Socket;
+
+use crate::{handle::Handle, socket_options};
+
+/// Drop counters of a pool's sockets. One cold thread calls [`Self::read`]; anybody may look at the sums.
+///
+/// The kernel counts, for each socket, datagrams for which its buffer had no room and those with a wrong checksum, in
+/// 32 bits that wrap; what is kept here doesn't.
+#[derive(Debug, Default)]
+pub struct SocketDrops {
+    sockets: Vec<Watched>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    handle: Handle,
+    socket: Arc<Socket>,
+    last: u32,
+    total: Arc<AtomicU64>,
+}
+
+impl SocketDrops {
+    /// Watches one more socket. The counter shows what was dropped since the socket was opened.
+    pub fn add(&mut self, handle: Handle, socket: Arc<Socket>) -> Arc<AtomicU64> {
+        let total = Arc::new(AtomicU64::new(0));
+        self.sockets.push(Watched { handle, socket, last: 0, total: Arc::clone(&total) });
+        total
+    }
+
+    /// Reads all of them; hands each socket that dropped something since the last time to `dropped`, with how many.
+    ///
+    /// # Errors
+    /// The first that the kernel refused, when all have been tried.
+    pub fn read(&mut self, mut dropped: impl FnMut(Handle, u32)) -> io::Result<()> {
+        let mut fault = None;
+        for watched in &mut self.sockets {
+            match socket_options::drop_count(&*watched.socket) {
+                Ok(count) => {
+                    let new = count.wrapping_sub(watched.last);
+                    watched.last = count;
+                    watched.total.fetch_add(new.into(), Ordering::Relaxed);
+                    if new > 0 {
+                        dropped(watched.handle, new);
+                    }
+                }
+                Err(error) => fault = fault.or(Some(error)),
+            }
+        }
+        fault.map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+
+    use mdgw_feeds::identity::Line;
+
+    use super::*;
+    use crate::{
+        handle::ChannelIndex,
+        sockets::{ReceiveOptions, open_receive},
+    };
+
+    #[test]
+    fn what_a_full_buffer_dropped_is_counted_once() {
+        let mut options = ReceiveOptions::new(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0), None);
+        options.receive_buffer_bytes = 4_096;
+        let receiver = open_receive(&options).unwrap();
+        let handle = Handle { channel: ChannelIndex(3), line: Line::B };
+        let mut drops = SocketDrops::default();
+        let total = drops.add(handle, Arc::clone(receiver.socket()));
+        drops.read(|_, _| panic!("nothing was dropped yet")).unwrap();
+
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let sent = 200;
+        for _ in 0..sent {
+            sender.send_to(&[0; 1_000], receiver.local_address().unwrap()).unwrap();
+        }
+        let mut received = 0;
+        while receiver.socket().recv(&mut [std::mem::MaybeUninit::uninit(); 1_000]).is_ok() {
+            received += 1;
+        }
+        let mut seen = Vec::new();
+        drops.read(|handle, count| seen.push((handle, count))).unwrap();
+        assert_eq!(seen, [(handle, sent - received)]);
+        assert_eq!(total.load(Ordering::Relaxed), u64::from(sent - received));
+        drops.read(|_, _| panic!("nothing new was dropped")).unwrap();
+    }
+}

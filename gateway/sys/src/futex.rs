@@ -1,0 +1,43 @@
+//! Sleeping on a word of memory: what std's parking is made of, without its allocation per thread.
+
+#![allow(unsafe_code, reason = "system calls")]
+
+use std::{ptr, sync::atomic::AtomicU32};
+
+/// Sleeps until woken, if the word still is `expected`. May return for no reason.
+pub fn wait(word: &AtomicU32, expected: u32) {
+    let no_limit: *const libc::timespec = ptr::null();
+    // SAFETY: futex(2) with FUTEX_WAIT reads one aligned 32-bit word at the address, which the borrow keeps alive for
+    // the call, and no timeout where that pointer is null. Every result (woken, value changed, interrupted) is allowed.
+    unsafe {
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, expected, no_limit)
+    };
+}
+
+/// Wakes at most `count` of those who sleep on the word.
+pub fn wake(word: &AtomicU32, count: u32) {
+    // SAFETY: futex(2) with FUTEX_WAKE uses the address as a key and touches no memory.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, count) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::SeqCst;
+
+    use super::*;
+
+    #[test]
+    fn a_sleeper_is_woken_and_a_changed_word_is_not_slept_on() {
+        let word = AtomicU32::new(0);
+        wait(&word, 1);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while word.load(SeqCst) == 0 {
+                    wait(&word, 0);
+                }
+            });
+            word.store(1, SeqCst);
+            wake(&word, 1);
+        });
+    }
+}

@@ -1,0 +1,101 @@
+//! Receive stamps of the NIC: a setting of the whole interface, and so of everybody who uses it.
+
+#![allow(unsafe_code, reason = "system calls")]
+
+use std::{io, os::fd::AsRawFd};
+
+/// Tells the NIC to stamp every packet it receives (`SIOCSHWTSTAMP`). Lasts until somebody changes it or the driver
+/// is loaded anew; sockets that want the stamps must ask for them besides. A NIC that can stamp only some packets is
+/// left as it is.
+///
+/// # Errors
+/// Without CAP_NET_ADMIN, without such an interface, when its driver has no receive stamps, or only for some packets
+/// (for example those of the precision time protocol); the text says which.
+pub fn enable(interface: &str) -> Result<(), HardwareStampError> {
+    let refused = |reason| HardwareStampError { interface: interface.to_owned(), reason };
+    let mut config = StampConfig { flags: 0, transmit: libc::HWTSTAMP_TX_OFF, filter: libc::HWTSTAMP_FILTER_ALL };
+    let mut request = InterfaceRequest { name: [0; NAME_BYTES], data: &raw mut config, rest: [0; 16] };
+    let Some(name) = request.name.get_mut(..interface.len()).filter(|name| name.len() < NAME_BYTES) else {
+        return Err(refused(Reason::Name));
+    };
+    name.copy_from_slice(interface.as_bytes());
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").map_err(|error| refused(Reason::System(error)))?;
+    // SAFETY: the request is laid out as `ifreq`, its data as `hwtstamp_config`, which lives until the call returns;
+    // the kernel reads both and writes the latter.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSHWTSTAMP, &raw mut request) } != 0 {
+        let error = io::Error::last_os_error();
+        return Err(refused(match error.raw_os_error() {
+            Some(libc::EPERM) => Reason::Privilege,
+            Some(libc::ENODEV) => Reason::NoInterface,
+            Some(libc::EOPNOTSUPP) => Reason::Driver,
+            Some(libc::ERANGE) => Reason::SomePackets,
+            _ => Reason::System(error),
+        }));
+    }
+    if config.filter == libc::HWTSTAMP_FILTER_ALL { Ok(()) } else { Err(refused(Reason::SomePackets)) }
+}
+
+/// Why an interface does not stamp what it receives.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot have interface {interface} stamp what it receives: {reason}; kernel stamps are used instead")]
+pub struct HardwareStampError {
+    interface: String,
+    #[source]
+    reason: Reason,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Reason {
+    #[error("that is no interface's name")]
+    Name,
+    #[error("CAP_NET_ADMIN is needed, or somebody who has it sets it beforehand")]
+    Privilege,
+    #[error("there is no such interface")]
+    NoInterface,
+    #[error("its driver has no stamps")]
+    Driver,
+    #[error("it can stamp only some kinds of packets")]
+    SomePackets,
+    #[error("{0}")]
+    System(io::Error),
+}
+
+/// `IFNAMSIZ`, the final zero included.
+const NAME_BYTES: usize = 16;
+
+/// `ifreq` of linux/if.h with its pointer as the union's member.
+#[repr(C)]
+struct InterfaceRequest {
+    name: [u8; NAME_BYTES],
+    data: *mut StampConfig,
+    rest: [u8; 16],
+}
+const _: () = assert!(size_of::<InterfaceRequest>() == 40);
+
+/// `hwtstamp_config` of linux/net_tstamp.h.
+#[repr(C)]
+struct StampConfig {
+    flags: i32,
+    transmit: u32,
+    filter: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_without_stamps_is_refused_with_the_reason() {
+        let text = enable("lo").unwrap_err().to_string();
+        assert!(text.contains("driver has no stamps") || text.contains("CAP_NET_ADMIN"), "{text}");
+        for name in ["no-such-one", "a name that is longer than any"] {
+            let text = enable(name).unwrap_err().to_string();
+            assert!(
+                text.contains("no such interface")
+                    || text.contains("no interface's name")
+                    || text.contains("CAP_NET_ADMIN"),
+                "{text}"
+            );
+        }
+    }
+}

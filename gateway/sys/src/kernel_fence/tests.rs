@@ -1,0 +1,359 @@
+//! Each test plays a gateway in a process of its own, inside a network namespace and a cgroup that end with it: the
+//! kernel decides, so the kernel is asked.
+
+#![allow(unsafe_code, reason = "system calls")]
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Write as _},
+    net::{Ipv4Addr, UdpSocket},
+    path::PathBuf,
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    sync::atomic::Ordering,
+    time::Duration,
+};
+
+use mdgw_feeds::{
+    identity::{ChannelId, Feed, Sequence, Session},
+    published::packet::{PacketFlags, PacketHeader, PacketMeta},
+    time::TradingDate,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use zerocopy::IntoBytes as _;
+
+use super::*;
+use crate::{clock::mono_now, namespace};
+
+const GROUPS: [GroupId; 2] = [GroupId(3), GroupId(0x1234)];
+const OUTPUT: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(239, 255, 72, 1), 9_100);
+const SECOND_OUTPUT: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 1), 9_101);
+const OTHER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 1), 9_102);
+const FAR_NS: u64 = 3_600_000_000_000;
+/// Longer than a process takes from its order to its check.
+const SHORT_NS: u64 = 1_000_000_000;
+
+/// A gateway in a process of its own, that does one thing for each line it is told, and answers with a line.
+struct Gateway {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+    cgroup: PathBuf,
+}
+
+impl Gateway {
+    /// In the calling thread's network namespace. `None`: fences are not permitted here, which has been said.
+    fn start() -> Option<Self> {
+        let program = std::env::current_exe().unwrap();
+        let part = "sys::kernel_fence::tests::the_gateways_part";
+        let mut child = Command::new(program)
+            .args([part, "--exact", "--ignored", "--nocapture"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (to, from) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        let mut gateway = Self { child, to, from, cgroup: PathBuf::new() };
+        let answer = gateway.answer();
+        if let Some(why) = answer.strip_prefix("not permitted: ") {
+            #[allow(clippy::print_stderr, reason = "a skipped test says so")]
+            {
+                eprintln!("SKIPPED: {why}");
+            }
+            return None;
+        }
+        gateway.cgroup = PathBuf::from(answer.strip_prefix("fenced in ").unwrap_or_else(|| panic!("{answer}")));
+        Some(gateway)
+    }
+
+    fn tell(&mut self, order: &str) -> String {
+        self.order(order);
+        self.answer()
+    }
+
+    fn order(&mut self, order: &str) {
+        writeln!(self.to, "{order}").unwrap();
+    }
+
+    /// Its next line; what the test harness says in between is none.
+    fn answer(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.from.read_line(&mut line).unwrap(), 0, "it has ended");
+            if let Some((_, answer)) = line.split_once("> ") {
+                return answer.trim_end().to_owned();
+            }
+        }
+    }
+
+    fn id(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    fn state(&self) -> char {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        // As the next start would.
+        let _ = fs::remove_dir(&self.cgroup);
+    }
+}
+
+#[test]
+#[ignore = "the gateway's part of the other tests"]
+fn the_gateways_part() {
+    #[allow(clippy::print_stdout, reason = "the protocol of these tests")]
+    let say = |text: String| println!("> {text}");
+    let cgroup = match FenceCgroup::enter() {
+        Ok(cgroup) => cgroup,
+        Err(error) => return say(format!("not permitted: no cgroup: {error}")),
+    };
+    let fence = match KernelFence::attach(cgroup.path(), &GROUPS, &[OUTPUT, SECOND_OUTPUT]) {
+        Ok(fence) => fence,
+        Err(error) if error.is_not_permitted() => return say(format!("not permitted: {error}")),
+        Err(error) => return say(error.to_string()),
+    };
+    say(format!("fenced in {}", cgroup.path().display()));
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let mut shutter = None;
+    for order in io::stdin().lines().map_while(Result::ok) {
+        let words: Vec<_> = order.split(' ').collect();
+        let number = |at: usize| words[at].parse::<u64>().unwrap();
+        let index = |at: usize| words[at].parse::<usize>().unwrap();
+        match words[0] {
+            // group, count of the epoch, from now in ns
+            "open" => fence.group(index(1)).open(Epoch::new(number(2), 1), mono_now().plus(number(3))),
+            "close" => fence.group(index(1)).close(),
+            "shut-by-copies" => {
+                let copies = fence.descriptors().map(|descriptor| descriptor.try_clone_to_owned().unwrap());
+                let opened = Shutter::open(copies, GROUPS.len()).unwrap();
+                opened.shut();
+                shutter = Some(opened);
+            }
+            "panic" => panic!("as ordered"),
+            "leave" => break,
+            "sleep-past-deadline" => {
+                let deadline = MonoNs(fence.group(index(1)).deadline.load(Ordering::Acquire));
+                while mono_now() < deadline {
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+            }
+            // destination, group, count of the epoch; stops in between like a process that lost its core
+            "check-stop-send" => {
+                let deadline = MonoNs(fence.group(index(2)).deadline.load(Ordering::Acquire));
+                assert!(mono_now() < deadline, "the check in the process passes");
+                // SAFETY: raise(3) takes no pointer. To this thread, so that it gets no further before it stops.
+                assert_eq!(unsafe { libc::raise(libc::SIGSTOP) }, 0);
+                say(send(&socket, words[1], GROUPS[index(2)], number(3)));
+                continue;
+            }
+            "send" => {
+                say(send(&socket, words[1], GROUPS[index(2)], number(3)));
+                continue;
+            }
+            "send-unknown-group" => {
+                say(send(&socket, words[1], GroupId(77), number(2)));
+                continue;
+            }
+            "send-plain" => {
+                let destination: SocketAddrV4 = words[1].parse().unwrap();
+                say(told(socket.send_to(b"no packet of ours", destination)));
+                continue;
+            }
+            // destination, time to live
+            "send-probe" => {
+                let destination: SocketAddrV4 = words[1].parse().unwrap();
+                socket.set_multicast_ttl_v4(words[2].parse().unwrap()).unwrap();
+                say(told(socket.send_to(&[&PROBE_MAGIC[..], &[1, 0, 0, 0]].concat(), destination)));
+                socket.set_multicast_ttl_v4(1).unwrap();
+                continue;
+            }
+            other => panic!("{other}"),
+        }
+        say("done".to_owned());
+    }
+    drop(shutter);
+    drop(fence);
+    drop(cgroup);
+    say("left".to_owned());
+}
+
+fn send(socket: &UdpSocket, destination: &str, group: GroupId, epoch_count: u64) -> String {
+    let destination: SocketAddrV4 = destination.parse().unwrap();
+    told(socket.send_to(&packet(group, Epoch::new(epoch_count, 1)), destination))
+}
+
+fn told(sent: io::Result<usize>) -> String {
+    match sent {
+        Ok(_) => "sent".to_owned(),
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => "refused".to_owned(),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn packet(group: GroupId, epoch: Epoch) -> Vec<u8> {
+    let session = Session { feed: Feed::IexDeep, date: TradingDate::from_yyyymmdd(20_170_425).unwrap(), restart: 1 };
+    let meta = PacketMeta {
+        flags: PacketFlags::HEARTBEAT,
+        group,
+        channel: ChannelId(1),
+        epoch,
+        session,
+        first: Sequence(1),
+        next: Sequence(1),
+        send_time_ns: 1,
+    };
+    PacketHeader::new(&meta, 0, 0).as_bytes().to_vec()
+}
+
+/// A listener on the first output, in a namespace where groups go by the loopback interface.
+fn listener() -> UdpSocket {
+    namespace::ip("link set lo multicast on");
+    namespace::ip("route add 239.0.0.0/8 dev lo");
+    let socket = UdpSocket::bind(OUTPUT).unwrap();
+    socket.join_multicast_v4(OUTPUT.ip(), &Ipv4Addr::LOCALHOST).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    socket
+}
+
+/// Packets that lie in the socket: on the loopback interface all that was sent is there when the send returns.
+fn arrived(listener: &UdpSocket) -> usize {
+    let mut bytes = [0; 2_000];
+    std::iter::from_fn(|| listener.recv(&mut bytes).ok()).count()
+}
+
+#[test]
+fn packets_leave_before_the_deadline_and_under_its_epoch_only() {
+    let Some(()) = namespace::enter() else { return };
+    let listener = listener();
+    let Some(mut gateway) = Gateway::start() else { return };
+    let send = |gateway: &mut Gateway, group: u64, epoch: u64| gateway.tell(&format!("send {OUTPUT} {group} {epoch}"));
+    assert_eq!(send(&mut gateway, 0, 5), "refused", "closed from the start");
+    gateway.tell(&format!("open 0 5 {FAR_NS}"));
+    assert_eq!(send(&mut gateway, 0, 5), "sent");
+    assert_eq!(arrived(&listener), 1);
+    assert_eq!(send(&mut gateway, 0, 4), "refused", "of an epoch that is over");
+    assert_eq!(send(&mut gateway, 0, 6), "refused", "of an epoch that was not given");
+    assert_eq!(send(&mut gateway, 1, 5), "refused", "the other group is closed");
+    gateway.tell(&format!("open 1 9 {FAR_NS}"));
+    assert_eq!(send(&mut gateway, 1, 9), "sent");
+    assert_eq!(gateway.tell(&format!("send {SECOND_OUTPUT} 1 9")), "sent", "the second line is fenced alike");
+    assert_eq!(gateway.tell(&format!("send {SECOND_OUTPUT} 1 8")), "refused");
+    gateway.tell("close 0");
+    assert_eq!(send(&mut gateway, 0, 5), "refused");
+    assert_eq!(send(&mut gateway, 1, 9), "sent", "closing one group leaves the other open");
+    gateway.tell("open 0 7 20000000");
+    gateway.tell("sleep-past-deadline 0");
+    assert_eq!(send(&mut gateway, 0, 7), "refused", "the deadline passes by itself");
+    assert_eq!(arrived(&listener), 2, "what was refused did not arrive");
+}
+
+#[test]
+fn a_process_that_slept_between_check_and_send_is_refused() {
+    let Some(()) = namespace::enter() else { return };
+    let listener = listener();
+    let Some(mut gateway) = Gateway::start() else { return };
+    gateway.tell(&format!("open 0 5 {SHORT_NS}"));
+    gateway.order(&format!("check-stop-send {OUTPUT} 0 5"));
+    while gateway.state() != 'T' {
+        std::thread::yield_now();
+    }
+    // The deadline was set before this moment.
+    let until = mono_now().plus(SHORT_NS);
+    while mono_now() < until {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    kill_process(gateway.id(), Signal::CONT).unwrap();
+    assert_eq!(gateway.answer(), "refused");
+    assert_eq!(arrived(&listener), 0);
+    // Control: stopped for as long, with a deadline that is still far off.
+    gateway.tell(&format!("open 0 6 {FAR_NS}"));
+    gateway.order(&format!("check-stop-send {OUTPUT} 0 6"));
+    while gateway.state() != 'T' {
+        std::thread::yield_now();
+    }
+    kill_process(gateway.id(), Signal::CONT).unwrap();
+    assert_eq!(gateway.answer(), "sent");
+    assert_eq!(arrived(&listener), 1);
+}
+
+#[test]
+fn nothing_else_is_touched() {
+    let Some(()) = namespace::enter() else { return };
+    let listener = listener();
+    let Some(mut gateway) = Gateway::start() else { return };
+    assert_eq!(gateway.tell(&format!("send-plain {OTHER}")), "sent", "another destination");
+    assert_eq!(gateway.tell(&format!("send {OTHER} 0 5")), "sent", "a packet of ours for somebody else: an answer");
+    let other_port = SocketAddrV4::new(*OUTPUT.ip(), OUTPUT.port() + 1);
+    assert_eq!(gateway.tell(&format!("send-plain {other_port}")), "sent", "another port of the group's address");
+    assert_eq!(gateway.tell(&format!("send-plain {OUTPUT}")), "refused", "no packet of ours, to the group");
+    assert_eq!(gateway.tell(&format!("send-unknown-group {OUTPUT} 5")), "refused");
+    // This process is not in the gateway's cgroup.
+    let stranger = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    stranger.send_to(&packet(GROUPS[0], Epoch::new(5, 1)), OUTPUT).unwrap();
+    assert_eq!(arrived(&listener), 1);
+}
+
+#[test]
+fn a_standby_finds_out_through_a_closed_fence_whether_it_hears_its_group() {
+    let Some(()) = namespace::enter() else { return };
+    let listener = listener();
+    let Some(mut gateway) = Gateway::start() else { return };
+    assert_eq!(gateway.tell(&format!("send-probe {OUTPUT} 0")), "sent");
+    assert_eq!(arrived(&listener), 1, "through the kernel, on this host alone");
+    assert_eq!(gateway.tell(&format!("send-probe {OUTPUT} 1")), "refused", "it would leave the host");
+    gateway.tell(&format!("open 0 5 {FAR_NS}"));
+    assert_eq!(gateway.tell(&format!("send-probe {OUTPUT} 0")), "sent");
+    assert_eq!(arrived(&listener), 1);
+}
+
+#[test]
+fn the_sentinels_copies_shut_it_and_keep_it_in_force() {
+    let Some(()) = namespace::enter() else { return };
+    let _listener = listener();
+    let Some(mut gateway) = Gateway::start() else { return };
+    gateway.tell(&format!("open 0 5 {FAR_NS}"));
+    assert_eq!(gateway.tell(&format!("send {OUTPUT} 0 5")), "sent");
+    gateway.tell("shut-by-copies");
+    assert_eq!(gateway.tell(&format!("send {OUTPUT} 0 5")), "refused");
+}
+
+#[test]
+fn nothing_is_left_of_it_however_the_gateway_ends() {
+    let Some(()) = namespace::enter() else { return };
+    let listener = listener();
+    for end in ["leave", "panic", "kill"] {
+        let Some(mut gateway) = Gateway::start() else { return };
+        let cgroup = gateway.cgroup.clone();
+        assert!(cgroup.exists());
+        if end == "kill" {
+            gateway.child.kill().unwrap();
+        } else {
+            gateway.order(end);
+        }
+        gateway.child.wait().unwrap();
+        // After a kill nobody was left to remove the directory; the next start does.
+        assert_eq!(cgroup.exists(), end == "kill", "{end}");
+        let Some(next) = Gateway::start() else { return };
+        assert!(!cgroup.exists(), "{end}");
+        drop(next);
+    }
+    let stranger = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    stranger.send_to(b"free", OUTPUT).unwrap();
+    assert_eq!(arrived(&listener), 1);
+}
+
+#[test]
+fn a_fence_that_is_not_permitted_says_what_it_takes() {
+    let refused = |number| KernelFenceError { act: "load a BPF program", source: io::Error::from_raw_os_error(number) };
+    let error = refused(libc::EPERM);
+    assert!(error.is_not_permitted() && error.to_string().contains("CAP_BPF"), "{error}");
+    assert!(refused(libc::EINVAL).to_string().contains("CONFIG_CGROUP_BPF"));
+    assert!(KernelFence::attach(Path::new("/"), &[], &[OUTPUT]).is_err());
+    assert!(KernelFence::attach(Path::new("/"), &GROUPS, &[]).is_err());
+}

@@ -1,0 +1,27 @@
+//! System calls with safe faces: sockets and batches of packets, clocks, cores and scheduling, shared memory, the kernel's
+//! fence. And the few words that hot and cold threads share: the [`fence`], progress counts, channel indices.
+
+pub mod affinity;
+pub mod batch;
+pub mod cgroup;
+pub mod clock;
+pub mod drops;
+pub mod fence;
+pub mod file_lock;
+pub mod futex;
+pub mod handle;
+pub mod hardware_stamps;
+pub mod interfaces;
+pub mod kernel_fence;
+pub mod memory;
+#[cfg(all(test, not(feature = "loom")))]
+pub(crate) mod namespace;
+pub mod packet_ring;
+pub mod pidfd;
+pub mod poll;
+pub mod progress;
+pub mod robust_mutex;
+pub mod scheduler;
+pub mod shared_words;
+pub mod socket_options;
+pub mod sockets;

@@ -1,0 +1,27 @@
+//! A network namespace for one test: it belongs to the calling thread and is gone when that thread ends, however.
+
+#![allow(unsafe_code, reason = "system calls")]
+
+use std::{io, process::Command};
+
+/// Moves the calling thread into a namespace of its own. `None`, with a word on standard error, when this process may
+/// not: the test is then skipped.
+pub(crate) fn enter() -> Option<()> {
+    // SAFETY: unshare(2) takes no pointer; of this thread's state only the network namespace changes.
+    if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+        let error = io::Error::last_os_error();
+        #[allow(clippy::print_stderr, reason = "a skipped test says so")]
+        {
+            eprintln!("SKIPPED: no network namespace of its own ({error}); run as root");
+        }
+        return None;
+    }
+    ip("link set lo up");
+    Some(())
+}
+
+/// Runs `ip` with the given words in the thread's namespace.
+pub(crate) fn ip(words: &str) {
+    let done = Command::new("ip").args(words.split_whitespace()).output().unwrap();
+    assert!(done.status.success(), "ip {words}: {}", String::from_utf8_lossy(&done.stderr));
+}

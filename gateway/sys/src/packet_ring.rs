@@ -1,0 +1,279 @@
+//! A ring of received frames shared with the kernel: `AF_PACKET` with TPACKET_V3 (packet(7), linux/if_packet.h).
+//!
+//! ```text
+//!  block 0            block 1            …      the kernel fills a block, hands it over when it is full or RETIRE_MS
+//!  [frame|frame|…]    [frame|frame|…]           old, and goes on with the next; we hand it back when it is read
+//! ```
+//! A block belongs to one side at a time; the word that says to whom is the only memory that both touch at once.
+//! Frames that find no block of the kernel's are dropped and counted.
+
+#![allow(unsafe_code, reason = "system calls")]
+
+use std::{
+    io,
+    mem::offset_of,
+    net::SocketAddrV4,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use super::socket_options::{get, set};
+
+/// Which frames, and how much room.
+#[derive(Clone, Copy, Debug)]
+pub struct PacketRingOptions {
+    /// The interface, which must be an Ethernet or the loopback one.
+    pub interface_index: u32,
+    /// UDP datagrams to there.
+    pub destination: SocketAddrV4,
+    /// Room for frames with their headers; rounded up to whole blocks.
+    pub ring_bytes: usize,
+    /// Take the NIC's stamps where it makes them.
+    pub hardware_stamps: bool,
+}
+
+/// A ring and the frames of the block that is being read.
+#[derive(Debug)]
+pub struct PacketRing {
+    socket: OwnedFd,
+    memory: MmapRaw,
+    block_count: usize,
+    /// The block that is being read, or the next to be.
+    block: usize,
+    /// Frames of the block not taken yet; where the first of them begins in the block.
+    left: u32,
+    frame_at: usize,
+    holds_block: bool,
+}
+
+/// One frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingFrame<'r> {
+    /// Its stamp, ns since 1970 UTC by the clock that stamped it.
+    pub time_ns: u64,
+    /// Whether that was the NIC.
+    pub is_hardware: bool,
+    /// Bytes of it on the wire, without the tag.
+    pub wire_bytes: u32,
+    /// The VLAN tag (type and control) that the kernel took off.
+    pub vlan: Option<[u8; 4]>,
+    /// The frame from its MAC addresses on.
+    pub bytes: &'r [u8],
+}
+
+impl PacketRing {
+    /// Opens a ring. Frames that this host sends are left out, but for those it receives itself (loopback).
+    ///
+    /// # Errors
+    /// Without CAP_NET_RAW; when the interface is gone or no Ethernet; when there is no memory for the ring.
+    pub fn open(options: &PacketRingOptions) -> io::Result<Self> {
+        let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        // SAFETY: socket(2) takes no pointer. Protocol 0: nothing is received before `bind` says what.
+        let descriptor = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+        if descriptor < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel just returned it, so it is open and nobody else knows it.
+        let socket = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        attach_filter(&socket, options.destination)?;
+        set(&socket, libc::SOL_PACKET, libc::PACKET_VERSION, &(libc::tpacket_versions::TPACKET_V3 as i32))?;
+        set(&socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &1_i32)?;
+        if options.hardware_stamps {
+            set(&socket, libc::SOL_PACKET, libc::PACKET_TIMESTAMP, &libc::SOF_TIMESTAMPING_RAW_HARDWARE)?;
+        }
+        let block_count = options.ring_bytes.div_ceil(BLOCK_BYTES).max(BLOCKS_MIN);
+        let words = [BLOCK_BYTES, block_count, FRAME_BYTES_LEAST, BLOCK_BYTES / FRAME_BYTES_LEAST * block_count];
+        let [block_bytes, blocks, frame_bytes, frames] = words.map(|word| u32::try_from(word).unwrap_or(u32::MAX));
+        let request = libc::tpacket_req3 {
+            tp_block_size: block_bytes,
+            tp_block_nr: blocks,
+            tp_frame_size: frame_bytes,
+            tp_frame_nr: frames,
+            tp_retire_blk_tov: RETIRE_MS,
+            tp_sizeof_priv: 0,
+            tp_feature_req_word: 0,
+        };
+        set(&socket, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
+        let memory = MmapOptions::new().len(BLOCK_BYTES * block_count).map_raw(&socket)?;
+        bind(&socket, options.interface_index)?;
+        Ok(Self { socket, memory, block_count, block: 0, left: 0, frame_at: 0, holds_block: false })
+    }
+
+    /// Hands the block that was read back to the kernel and goes on to the next. False: the kernel still fills that.
+    pub fn next_block(&mut self) -> bool {
+        if std::mem::take(&mut self.holds_block) {
+            // Release: our reads of the block come before the kernel's writes to it.
+            self.status().store(libc::TP_STATUS_KERNEL, Ordering::Release);
+            self.block = (self.block + 1) % self.block_count;
+        }
+        self.left = 0;
+        // Acquire pairs with the kernel's barrier before it hands the block over.
+        if self.status().load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
+            return false;
+        }
+        self.holds_block = true;
+        self.left = word(self.bytes(), BLOCK_HEADER + offset_of!(libc::tpacket_hdr_v1, num_pkts));
+        let first = word(self.bytes(), BLOCK_HEADER + offset_of!(libc::tpacket_hdr_v1, offset_to_first_pkt));
+        self.frame_at = first as usize;
+        true
+    }
+
+    /// The first frame of the block that was not [taken](Self::pop) yet.
+    #[must_use]
+    pub fn head(&self) -> Option<RingFrame<'_>> {
+        if self.left == 0 {
+            return None;
+        }
+        let frame = self.bytes().get(self.frame_at..)?;
+        let field = |at| word(frame, at);
+        let mac = usize::from(half_word(frame, offset_of!(libc::tpacket3_hdr, tp_mac)));
+        let captured_bytes = field(offset_of!(libc::tpacket3_hdr, tp_snaplen)) as usize;
+        let status = field(offset_of!(libc::tpacket3_hdr, tp_status));
+        let seconds = u64::from(field(offset_of!(libc::tpacket3_hdr, tp_sec)));
+        let tag_at = offset_of!(libc::tpacket3_hdr, hv1);
+        let vlan = (status & libc::TP_STATUS_VLAN_VALID != 0).then(|| {
+            let control = field(tag_at + offset_of!(libc::tpacket_hdr_variant1, tp_vlan_tci));
+            let kind = match half_word(frame, tag_at + offset_of!(libc::tpacket_hdr_variant1, tp_vlan_tpid)) {
+                kind if status & libc::TP_STATUS_VLAN_TPID_VALID != 0 => kind,
+                _ => 0x8100,
+            };
+            let [.., high, low] = control.to_be_bytes();
+            let [kind_high, kind_low] = kind.to_be_bytes();
+            [kind_high, kind_low, high, low]
+        });
+        Some(RingFrame {
+            time_ns: seconds * 1_000_000_000 + u64::from(field(offset_of!(libc::tpacket3_hdr, tp_nsec))),
+            is_hardware: status & libc::TP_STATUS_TS_RAW_HARDWARE != 0,
+            wire_bytes: field(offset_of!(libc::tpacket3_hdr, tp_len)),
+            vlan,
+            bytes: frame.get(mac..mac + captured_bytes)?,
+        })
+    }
+
+    /// Takes the [head](Self::head).
+    pub fn pop(&mut self) {
+        let header = self.bytes().get(self.frame_at..).unwrap_or_default();
+        let step = word(header, offset_of!(libc::tpacket3_hdr, tp_next_offset)) as usize;
+        self.left = self.left.saturating_sub(1);
+        self.frame_at += step;
+    }
+
+    /// Frames dropped since the last call, because the ring was full (`PACKET_STATISTICS`).
+    ///
+    /// # Errors
+    /// As getsockopt(2).
+    pub fn take_dropped(&self) -> io::Result<u32> {
+        // Three counts: frames, dropped frames, how often the ring was found full. Reading clears them.
+        let [_, dropped, _] = get::<[u32; 3]>(&self.socket, libc::SOL_PACKET, libc::PACKET_STATISTICS)?;
+        Ok(dropped)
+    }
+
+    /// The block, empty unless it is ours.
+    fn bytes(&self) -> &[u8] {
+        if !self.holds_block {
+            return &[];
+        }
+        let start = self.memory.as_ptr().wrapping_add(self.block * BLOCK_BYTES);
+        // SAFETY: the mapping is `block_count` blocks long and lives as long as `self`, and `block < block_count`. The
+        // kernel handed the block over and does not write to it before `next_block`, which takes `&mut self`.
+        unsafe { std::slice::from_raw_parts(start, BLOCK_BYTES) }
+    }
+
+    /// The word that says whose the block is.
+    fn status(&self) -> &AtomicU32 {
+        let at = self.block * BLOCK_BYTES + BLOCK_HEADER + offset_of!(libc::tpacket_hdr_v1, block_status);
+        let word = self.memory.as_mut_ptr().wrapping_add(at).cast::<u32>();
+        // SAFETY: the word lies within the mapping, aligned (blocks begin on pages, the word at 8), and both sides touch
+        // it by whole words; we read it besides as part of `bytes` only while nobody writes to it.
+        unsafe { AtomicU32::from_ptr(word) }
+    }
+}
+
+impl AsFd for PacketRing {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// How long the kernel keeps a block that is not full, ms.
+pub const RETIRE_MS: u32 = 8;
+/// Bytes of a block: a power of two of pages, and room for a few hundred packets.
+const BLOCK_BYTES: usize = 256 << 10;
+/// One is read while the others are filled.
+const BLOCKS_MIN: usize = 4;
+/// Only for the sum that the kernel checks: in version 3 frames take the room they need.
+const FRAME_BYTES_LEAST: usize = 2_048;
+/// `tpacket_block_desc`: two words, then `tpacket_hdr_v1`.
+const BLOCK_HEADER: usize = 8;
+const _: () = assert!(offset_of!(libc::tpacket_block_desc, hdr) == BLOCK_HEADER);
+const _: () = assert!(size_of::<libc::tpacket_stats_v3>() == size_of::<[u32; 3]>());
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u32::from_ne_bytes(*word))
+}
+
+fn half_word(bytes: &[u8], at: usize) -> u16 {
+    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |word| u16::from_ne_bytes(*word))
+}
+
+/// Every frame of the interface, as far as the filter lets it through.
+fn bind(socket: &OwnedFd, interface_index: u32) -> io::Result<()> {
+    // SAFETY: all-zero is a valid sockaddr_ll: integers.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = u16::try_from(libc::AF_PACKET).unwrap_or(0);
+    address.sll_protocol = u16::try_from(libc::ETH_P_ALL).unwrap_or(0).to_be();
+    address.sll_ifindex = i32::try_from(interface_index).map_err(io::Error::other)?;
+    let mut address_bytes = libc::socklen_t::try_from(size_of::<libc::sockaddr_ll>()).map_err(io::Error::other)?;
+    let descriptor = socket.as_raw_fd();
+    // SAFETY: bind(2) reads `address_bytes` of `address`, which is that long.
+    if unsafe { libc::bind(descriptor, (&raw const address).cast(), address_bytes) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: getsockname(2) writes at most `address_bytes` to `address`, which is that long, and the length written to
+    // `address_bytes`.
+    if unsafe { libc::getsockname(descriptor, (&raw mut address).cast(), &raw mut address_bytes) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    match address.sll_hatype {
+        libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK => Ok(()),
+        other => Err(io::Error::other(format!("the interface is no Ethernet (hardware type {other})"))),
+    }
+}
+
+/// Lets UDP over IPv4 to `destination` through, first fragments included. The kernel has taken a VLAN tag off by then.
+fn attach_filter(socket: &OwnedFd, destination: SocketAddrV4) -> io::Result<()> {
+    const LOAD_WORD: u16 = 0x20;
+    const LOAD_HALF: u16 = 0x28;
+    const LOAD_BYTE: u16 = 0x30;
+    const LOAD_HALF_FROM_X: u16 = 0x48;
+    const LOAD_IP_HEADER_LENGTH_TO_X: u16 = 0xb1;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const JUMP_IF_ANY_BIT: u16 = 0x45;
+    const RETURN: u16 = 0x06;
+    const REJECT: usize = 11;
+    let step = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
+    // Conditional: where it does not hold (or, for a bit, where it does), on to the rejection.
+    let unless =
+        |at: usize, k| libc::sock_filter { jf: u8::try_from(REJECT - at - 1).unwrap_or(0), ..step(JUMP_IF_EQUAL, k) };
+    let mut program = [
+        step(LOAD_HALF, 12),
+        unless(1, 0x0800),
+        step(LOAD_WORD, 30),
+        unless(3, destination.ip().to_bits()),
+        step(LOAD_BYTE, 23),
+        unless(5, 17),
+        step(LOAD_HALF, 20),
+        libc::sock_filter { jt: u8::try_from(REJECT - 8).unwrap_or(0), ..step(JUMP_IF_ANY_BIT, 0x1fff) },
+        step(LOAD_IP_HEADER_LENGTH_TO_X, 14),
+        step(LOAD_HALF_FROM_X, 16),
+        libc::sock_filter { jt: 1, ..step(JUMP_IF_EQUAL, destination.port().into()) },
+        step(RETURN, 0),
+        step(RETURN, 0x4_0000),
+    ];
+    let program =
+        libc::sock_fprog { len: u16::try_from(program.len()).map_err(io::Error::other)?, filter: program.as_mut_ptr() };
+    // The kernel copies the program; `set` outlives the call alone, as the array does.
+    set(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+}

@@ -1,0 +1,159 @@
+//! A mutex in shared memory that tells when its owner died: the kernel walks a dying thread's list of such mutexes
+//! early in its exit, long before the memory of a large process has been torn down.
+//!
+//! glibc's own (`PTHREAD_PROCESS_SHARED`, `PTHREAD_MUTEX_ROBUST`), since a thread has one list and glibc owns it.
+
+#![allow(unsafe_code, reason = "system calls")]
+
+use std::{io, mem::MaybeUninit, ptr, sync::atomic::AtomicU64, sync::atomic::Ordering::Relaxed};
+
+/// A mutex over [`WORDS`](Self::WORDS) words of memory that stays mapped for good. Shared between processes of ours
+/// alone: glibc follows pointers that stand in it.
+#[derive(Clone, Copy, Debug)]
+pub struct RobustMutex {
+    words: &'static [AtomicU64; Self::WORDS],
+}
+
+/// How a mutex was had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acquired {
+    /// It was free, or its owner gave it up.
+    Free,
+    /// Its owner's thread ended while it had it.
+    OwnerDied,
+}
+
+impl RobustMutex {
+    /// What it takes of the shared memory.
+    pub const WORDS: usize = size_of::<libc::pthread_mutex_t>() / size_of::<AtomicU64>();
+
+    /// Makes a free mutex out of words that are all 0.
+    ///
+    /// # Errors
+    /// When they are not, so that a mutex in use can't be made anew; or without memory for it.
+    pub fn create(words: &'static [AtomicU64; Self::WORDS]) -> io::Result<Self> {
+        if words.iter().any(|word| word.load(Relaxed) != 0) {
+            return Err(io::Error::other("a mutex can be made of unused memory only"));
+        }
+        let mutex = Self { words };
+        let mut attributes = MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
+        let attributes = attributes.as_mut_ptr();
+        // SAFETY: pthread_mutexattr_init(3) writes the attributes, which are a live local.
+        checked(unsafe { libc::pthread_mutexattr_init(attributes) })?;
+        // SAFETY: the attributes are initialised.
+        checked(unsafe { libc::pthread_mutexattr_setpshared(attributes, libc::PTHREAD_PROCESS_SHARED) })?;
+        // SAFETY: the attributes are initialised.
+        checked(unsafe { libc::pthread_mutexattr_setrobust(attributes, libc::PTHREAD_MUTEX_ROBUST) })?;
+        // SAFETY: the attributes are initialised; the mutex's memory is as large and as aligned as it must be, nobody
+        // uses it yet, and it stays mapped for good.
+        checked(unsafe { libc::pthread_mutex_init(mutex.as_ptr(), attributes) })?;
+        // SAFETY: the attributes are initialised and not used again.
+        checked(unsafe { libc::pthread_mutexattr_destroy(attributes) })?;
+        Ok(mutex)
+    }
+
+    /// The mutex that another process made there.
+    #[must_use]
+    pub fn open(words: &'static [AtomicU64; Self::WORDS]) -> Self {
+        Self { words }
+    }
+
+    /// Waits until it is had. It then belongs to the calling thread until [`Self::unlock`] or the thread's end.
+    ///
+    /// # Errors
+    /// When it is no robust mutex, or was given up after its owner's death without being repaired.
+    pub fn lock(self) -> io::Result<Acquired> {
+        // SAFETY: the memory is a mutex (`create`) or was handed over as one by a process of ours, and stays mapped for
+        // good, also while it is on this thread's list.
+        acquired(unsafe { libc::pthread_mutex_lock(self.as_ptr()) })
+    }
+
+    /// Takes it if nobody has it; `None` when somebody does.
+    ///
+    /// # Errors
+    /// As [`Self::lock`].
+    pub fn try_lock(self) -> io::Result<Option<Acquired>> {
+        // SAFETY: as in `lock`.
+        let result = unsafe { libc::pthread_mutex_trylock(self.as_ptr()) };
+        if result == libc::EBUSY { Ok(None) } else { acquired(result).map(Some) }
+    }
+
+    /// Gives it up.
+    ///
+    /// # Errors
+    /// When the calling thread doesn't have it.
+    pub fn unlock(self) -> io::Result<()> {
+        // SAFETY: as in `lock`; a robust mutex refuses a thread that doesn't own it.
+        checked(unsafe { libc::pthread_mutex_unlock(self.as_ptr()) })
+    }
+
+    fn as_ptr(self) -> *mut libc::pthread_mutex_t {
+        ptr::from_ref(self.words).cast_mut().cast()
+    }
+}
+
+const _: () = assert!(RobustMutex::WORDS * size_of::<AtomicU64>() == size_of::<libc::pthread_mutex_t>());
+const _: () = assert!(align_of::<libc::pthread_mutex_t>() <= align_of::<AtomicU64>());
+
+fn acquired(result: libc::c_int) -> io::Result<Acquired> {
+    if result == libc::EOWNERDEAD {
+        return Ok(Acquired::OwnerDied);
+    }
+    checked(result).map(|()| Acquired::Free)
+}
+
+/// Threads' functions return their error.
+fn checked(result: libc::c_int) -> io::Result<()> {
+    if result == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(result)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared_words::SharedWords;
+
+    fn words() -> &'static [AtomicU64; RobustMutex::WORDS] {
+        let memory = SharedWords::create("mdgw-test", RobustMutex::WORDS).unwrap();
+        memory.words().try_into().unwrap()
+    }
+
+    #[test]
+    fn a_mutex_whose_owner_ended_says_so_and_one_given_up_does_not() {
+        let mutex = RobustMutex::create(words()).unwrap();
+        std::thread::spawn(move || mutex.lock().unwrap()).join().unwrap();
+        assert_eq!(mutex.lock().unwrap(), Acquired::OwnerDied);
+
+        let mutex = RobustMutex::create(words()).unwrap();
+        let orderly = std::thread::spawn(move || {
+            mutex.lock().unwrap();
+            mutex.unlock().unwrap();
+        });
+        orderly.join().unwrap();
+        assert_eq!(mutex.lock().unwrap(), Acquired::Free);
+    }
+
+    #[test]
+    fn a_held_mutex_is_busy_and_its_waiter_learns_of_the_death() {
+        let mutex = RobustMutex::create(words()).unwrap();
+        let (held, is_held) = std::sync::mpsc::channel();
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let owner = std::thread::spawn(move || {
+            held.send(mutex.lock().unwrap()).unwrap();
+            let _ = ends.recv();
+        });
+        assert_eq!(is_held.recv().unwrap(), Acquired::Free);
+        assert_eq!(mutex.try_lock().unwrap(), None);
+        assert!(mutex.unlock().is_err(), "not ours");
+        let waiter = std::thread::spawn(move || mutex.lock().unwrap());
+        drop(end);
+        owner.join().unwrap();
+        assert_eq!(waiter.join().unwrap(), Acquired::OwnerDied);
+    }
+
+    #[test]
+    fn a_mutex_in_use_is_not_made_anew() {
+        let words = words();
+        RobustMutex::create(words).unwrap();
+        assert!(RobustMutex::create(words).is_err());
+    }
+}

@@ -1,0 +1,146 @@
+//! Scheduling class of a thread, and what the kernel counted of its switches.
+
+#![allow(unsafe_code, reason = "system calls")]
+
+use std::{io, thread::JoinHandle};
+
+/// Puts the calling thread into the real-time class `SCHED_FIFO`.
+///
+/// # Errors
+/// `EPERM` without `CAP_SYS_NICE` or a sufficient `RLIMIT_RTPRIO`; `EINVAL` for a priority outside 1..=99.
+pub fn set_fifo(priority: u8) -> io::Result<()> {
+    let param = libc::sched_param { sched_priority: i32::from(priority) };
+    // SAFETY: sched_setscheduler(2) reads one sched_param through the pointer, which is to a live local; thread id 0 is
+    // the calling thread.
+    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const param) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Asks that the calling thread, and those that it starts, get a core soon after they wake, where others are busy: by
+/// the shortest slice that the kernel's fair scheduler gives. Their share of the core stays the same, and one that has
+/// had more than it waits like any other. Linux before 6.12 takes no notice; a thread of another class, and one that may
+/// not ask, stays as it is.
+pub fn wake_promptly() {
+    let Ok(mut attributes) = attributes() else { return };
+    if i32::try_from(attributes.sched_policy) == Ok(libc::SCHED_OTHER) {
+        attributes.sched_runtime = SLICE_NS_MIN;
+        // SAFETY: sched_setattr(2) reads `size` bytes of one sched_attr through the pointer, which is to a live local
+        // whose size sched_getattr has filled in; thread id 0 is the calling thread. A refusal changes nothing.
+        let _may_be_refused = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+    }
+}
+
+/// Starts a thread of that name that [wakes promptly](wake_promptly).
+///
+/// # Errors
+/// When the system has no more threads.
+pub fn spawn_prompt(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(|| {
+        wake_promptly();
+        body();
+    })
+}
+
+fn attributes() -> io::Result<libc::sched_attr> {
+    let size = size_of::<libc::sched_attr>();
+    // SAFETY: a sched_attr is numbers alone, for which zeros are values.
+    let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
+    // SAFETY: sched_getattr(2) writes at most `size` bytes through the pointer, which is to a live local of that size;
+    // thread id 0 is the calling thread.
+    let result = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) };
+    if result == 0 { Ok(attributes) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The kernel gives no shorter one.
+const SLICE_NS_MIN: u64 = 100_000;
+
+/// The kernel's number of the calling thread, as in `/proc/self/task`.
+#[must_use]
+pub fn thread_id() -> i32 {
+    // SAFETY: gettid(2) has no arguments and cannot fail.
+    unsafe { libc::gettid() }
+}
+
+/// Context switches of one thread of this process since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SwitchCounts {
+    /// It gave up the core: it blocked.
+    pub voluntary: u64,
+    /// The core was taken from it.
+    pub involuntary: u64,
+}
+
+impl SwitchCounts {
+    /// Of the thread with that [number](thread_id).
+    ///
+    /// # Errors
+    /// When the thread is gone.
+    pub fn of(thread_id: i32) -> io::Result<Self> {
+        let status = std::fs::read_to_string(format!("/proc/self/task/{thread_id}/status"))?;
+        let field = |name: &str| {
+            status.lines().find_map(|line| line.strip_prefix(name)).and_then(|rest| rest.trim().parse().ok())
+        };
+        Ok(Self {
+            voluntary: field("voluntary_ctxt_switches:").unwrap_or(0),
+            involuntary: field("nonvoluntary_ctxt_switches:").unwrap_or(0),
+        })
+    }
+
+    /// What happened since `earlier`.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            voluntary: self.voluntary.saturating_sub(earlier.voluntary),
+            involuntary: self.involuntary.saturating_sub(earlier.involuntary),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_blocking_thread_switches_by_its_own_will() {
+        let (to_thread, from_test) = std::sync::mpsc::channel();
+        let (to_test, from_thread) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            to_test.send(thread_id()).unwrap();
+            while from_test.recv().is_ok() {
+                to_test.send(0).unwrap();
+            }
+        });
+        let id = from_thread.recv().unwrap();
+        let before = SwitchCounts::of(id).unwrap();
+        // It waits for each message before it gets the next; sooner or later it sleeps.
+        while SwitchCounts::of(id).unwrap().since(before).voluntary < 10 {
+            to_thread.send(()).unwrap();
+            from_thread.recv().unwrap();
+        }
+        drop(to_thread);
+        thread.join().unwrap();
+        assert!(SwitchCounts::of(id).is_err(), "the thread is gone");
+    }
+
+    #[test]
+    fn who_is_to_wake_promptly_keeps_class_and_niceness() {
+        let of_thread = std::thread::spawn(|| {
+            // SAFETY: setpriority(2) takes numbers alone; 0 is the calling thread, which may always be nicer.
+            assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 3) }, 0);
+            let before = attributes().unwrap();
+            wake_promptly();
+            (before, attributes().unwrap())
+        });
+        let (before, after) = of_thread.join().unwrap();
+        assert_eq!((after.sched_policy, after.sched_nice), (before.sched_policy, 3));
+        // A kernel that takes no notice tells no slice either.
+        let expected = if before.sched_runtime == 0 { 0 } else { SLICE_NS_MIN };
+        assert_eq!(after.sched_runtime, expected, "before: {}", before.sched_runtime);
+    }
+
+    #[test]
+    fn a_priority_outside_the_range_is_refused() {
+        assert!(set_fifo(0).is_err());
+        assert!(set_fifo(100).is_err());
+    }
+}

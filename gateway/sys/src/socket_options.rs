@@ -1,0 +1,135 @@
+//! Socket options that `socket2` doesn't have.
+
+#![allow(unsafe_code, reason = "system calls")]
+
+use std::{
+    io,
+    net::Ipv4Addr,
+    os::fd::{AsFd, AsRawFd},
+};
+
+/// Asks for a receive buffer past the system's limit (`SO_RCVBUFFORCE`).
+///
+/// # Errors
+/// Without CAP_NET_ADMIN.
+pub fn force_receive_buffer(socket: &impl AsFd, bytes: i32) -> io::Result<()> {
+    set(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &bytes)
+}
+
+/// Asks for receive stamps (`SO_TIMESTAMPING`); `flags` are `SOF_TIMESTAMPING_*`.
+///
+/// # Errors
+/// When the kernel doesn't know a flag.
+pub fn request_stamps(socket: &impl AsFd, flags: u32) -> io::Result<()> {
+    set(socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPING, &flags)
+}
+
+/// Interface by which multicast leaves, by its index, and the address it carries as its source (`IP_MULTICAST_IF`).
+/// Without an address the routing table chooses one, for the loopback interface another interface's.
+///
+/// # Errors
+/// When there is no such interface.
+pub fn set_egress(socket: &impl AsFd, interface_index: u32, source: Option<Ipv4Addr>) -> io::Result<()> {
+    let request = libc::ip_mreqn {
+        imr_multiaddr: libc::in_addr { s_addr: 0 },
+        imr_address: libc::in_addr { s_addr: source.map_or(0, u32::from).to_be() },
+        imr_ifindex: i32::try_from(interface_index).map_err(io::Error::other)?,
+    };
+    set(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &request)
+}
+
+/// Joins a group for one source (`MCAST_JOIN_SOURCE_GROUP`), on the interface of that index; 0 leaves the choice to
+/// the routing table.
+///
+/// # Errors
+/// When there is no such interface, the group is no group, or it is joined already.
+pub fn join_source(socket: &impl AsFd, interface_index: u32, group: Ipv4Addr, source: Ipv4Addr) -> io::Result<()> {
+    let request = source_request(interface_index, group, source);
+    set(socket, libc::IPPROTO_IP, libc::MCAST_JOIN_SOURCE_GROUP, &request)
+}
+
+/// Undoes [`join_source`].
+///
+/// # Errors
+/// When it was not joined.
+pub fn leave_source(socket: &impl AsFd, interface_index: u32, group: Ipv4Addr, source: Ipv4Addr) -> io::Result<()> {
+    let request = source_request(interface_index, group, source);
+    set(socket, libc::IPPROTO_IP, libc::MCAST_LEAVE_SOURCE_GROUP, &request)
+}
+
+/// Datagrams that the kernel dropped because the socket's buffer was full or their checksum wrong (`SO_MEMINFO`).
+///
+/// # Errors
+/// When it is no socket.
+pub fn drop_count(socket: &impl AsFd) -> io::Result<u32> {
+    let values = get::<[u32; MEMINFO_VALUES]>(socket, libc::SOL_SOCKET, libc::SO_MEMINFO)?;
+    Ok(values[DROPS])
+}
+
+/// Reads an option whose form is `T`, integers all; what the kernel doesn't write stays 0.
+pub(super) fn get<T: zerocopy::FromBytes>(socket: &impl AsFd, level: i32, option: i32) -> io::Result<T> {
+    let mut value = T::new_zeroed();
+    let mut length = bytes_of::<T>();
+    let descriptor = socket.as_fd().as_raw_fd();
+    // SAFETY: getsockopt(2) writes at most `length` bytes to `value`, which has that many and may hold any, and the
+    // length written to `length`.
+    let refused = unsafe { libc::getsockopt(descriptor, level, option, (&raw mut value).cast(), &raw mut length) };
+    if refused == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Sends to sockets of ours that have `value` as an option's form.
+pub(super) fn set<T>(socket: &impl AsFd, level: i32, option: i32, value: &T) -> io::Result<()> {
+    // SAFETY: setsockopt(2) reads `value`, whose size it is told.
+    let refused = unsafe {
+        libc::setsockopt(socket.as_fd().as_raw_fd(), level, option, std::ptr::from_ref(value).cast(), bytes_of::<T>())
+    };
+    if refused == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn source_request(interface_index: u32, group: Ipv4Addr, source: Ipv4Addr) -> SourceRequest {
+    SourceRequest {
+        _interface_index: interface_index,
+        _padding: 0,
+        _group: Address::new(group),
+        _source: Address::new(source),
+    }
+}
+
+/// `group_source_req` of linux/in.h.
+#[repr(C)]
+struct SourceRequest {
+    _interface_index: u32,
+    _padding: u32,
+    _group: Address,
+    _source: Address,
+}
+const _: () = assert!(size_of::<SourceRequest>() == size_of::<libc::group_source_req>());
+
+/// A `sockaddr_in` in the room of a `sockaddr_storage`.
+#[repr(C)]
+struct Address {
+    _address: libc::sockaddr_in,
+    _rest: [u8; size_of::<libc::sockaddr_storage>() - size_of::<libc::sockaddr_in>()],
+}
+
+impl Address {
+    fn new(ip: Ipv4Addr) -> Self {
+        let address = libc::sockaddr_in {
+            sin_family: u16::try_from(libc::AF_INET).unwrap_or(0),
+            sin_port: 0,
+            sin_addr: libc::in_addr { s_addr: u32::from(ip).to_be() },
+            sin_zero: [0; 8],
+        };
+        Self { _address: address, _rest: [0; size_of::<libc::sockaddr_storage>() - size_of::<libc::sockaddr_in>()] }
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "options are small")]
+const fn bytes_of<T>() -> libc::socklen_t {
+    size_of::<T>() as libc::socklen_t
+}
+
+/// `SK_MEMINFO_VARS` of linux/sock_diag.h.
+const MEMINFO_VALUES: usize = 9;
+const DROPS: usize = 8;
+const _: () = assert!(DROPS == libc::SK_MEMINFO_DROPS as usize);

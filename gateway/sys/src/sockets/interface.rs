@@ -1,0 +1,92 @@
+//! An interface as it is configured, and what it is at the moment.
+
+use std::{convert::Infallible, fmt, io, net::Ipv4Addr, str::FromStr};
+
+use crate::interfaces::{InterfaceAddress, interfaces};
+
+/// An interface as it is configured: by one of its addresses or by its name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Interface {
+    /// An IPv4 address that it has.
+    Address(Ipv4Addr),
+    /// Its name.
+    Name(String),
+}
+
+impl Interface {
+    /// The loopback interface.
+    pub const LOOPBACK: Self = Self::Address(Ipv4Addr::LOCALHOST);
+
+    /// The index that the interface has now; another one after it was removed and made again.
+    ///
+    /// # Errors
+    /// When there is no such interface; the text names those there are.
+    pub fn index(&self) -> io::Result<u32> {
+        self.now().map(|entry| entry.index)
+    }
+
+    /// What the interface is now: with the address that was configured, else its first.
+    ///
+    /// # Errors
+    /// As [`Self::index`].
+    pub fn now(&self) -> io::Result<InterfaceAddress> {
+        let all = interfaces()?;
+        let mut candidates = all.iter().filter(|entry| match self {
+            Self::Address(address) => entry.address == Some(*address),
+            Self::Name(name) => entry.name == *name,
+        });
+        let first = candidates.next();
+        let found = first.filter(|entry| entry.address.is_some()).or_else(|| candidates.next()).or(first);
+        found.cloned().ok_or_else(|| {
+            let text = format!("there is no interface {self}; there are {}", Listed(&all));
+            io::Error::new(io::ErrorKind::NotFound, text)
+        })
+    }
+}
+
+impl FromStr for Interface {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(text.parse().map_or_else(|_| Self::Name(text.to_owned()), Self::Address))
+    }
+}
+
+impl fmt::Display for Interface {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => address.fmt(f),
+            Self::Name(name) => name.fmt(f),
+        }
+    }
+}
+
+/// Names and addresses in one line.
+struct Listed<'a>(&'a [InterfaceAddress]);
+
+impl fmt::Display for Listed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (position, entry) in self.0.iter().filter(|entry| entry.address.is_some()).enumerate() {
+            let separator = if position == 0 { "" } else { ", " };
+            let address = entry.address.unwrap_or(Ipv4Addr::UNSPECIFIED);
+            write!(f, "{separator}{} ({address})", entry.name)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_addresses_lead_to_the_same_interface() {
+        let by_address: Interface = "127.0.0.1".parse().unwrap();
+        assert_eq!(by_address, Interface::LOOPBACK);
+        let by_name: Interface = "lo".parse().unwrap();
+        assert_eq!(by_name.index().unwrap(), by_address.index().unwrap());
+        let missing: Interface = "no-such-one".parse().unwrap();
+        let text = missing.index().unwrap_err().to_string();
+        assert!(text.contains("no-such-one") && text.contains("lo (127.0.0.1)"), "{text}");
+    }
+}

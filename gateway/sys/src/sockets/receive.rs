@@ -1,0 +1,293 @@
+//! The socket of one line.
+
+use std::{
+    net::{Ipv4Addr, SocketAddrV4},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    sync::Arc,
+};
+
+use socket2::{Domain, InterfaceIndexOrAddress, Protocol, Socket, Type};
+
+use super::{During, Interface, Membership, SocketError, Stamps, request_stamps};
+use crate::socket_options;
+
+/// How a line is received.
+#[derive(Clone, Debug)]
+pub struct ReceiveOptions {
+    /// Group and port, or an address of this host and a port.
+    pub address: SocketAddrV4,
+    /// Where the group is joined; `None` leaves the choice to the routing table.
+    pub interface: Option<Interface>,
+    /// Joins for this source alone (source-specific multicast).
+    pub source: Option<Ipv4Addr>,
+    /// Receive buffer in bytes of datagrams with their overhead, as `SO_RCVBUF` counts them.
+    pub receive_buffer_bytes: usize,
+    /// Microseconds that a blocking wait polls the NIC's queue first (`SO_BUSY_POLL`).
+    pub busy_poll_us: Option<u32>,
+    /// Which stamps to ask for.
+    pub stamps: Stamps,
+}
+
+impl ReceiveOptions {
+    /// Of the usual line: 8 MiB of buffer (a burst of 40 ms at 100,000 packets/s, by the kernel's count of about 2 KB
+    /// for each), kernel stamps, no busy poll.
+    #[must_use]
+    pub fn new(address: SocketAddrV4, interface: Option<Interface>) -> Self {
+        Self {
+            address,
+            interface,
+            source: None,
+            receive_buffer_bytes: 8 << 20,
+            busy_poll_us: None,
+            stamps: Stamps::Kernel,
+        }
+    }
+}
+
+/// What became of the asked-for receive buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceiveBuffer {
+    /// Bytes asked for.
+    pub asked_bytes: usize,
+    /// Bytes got.
+    pub got_bytes: usize,
+}
+
+impl ReceiveBuffer {
+    /// Whether the kernel gave less.
+    #[must_use]
+    pub fn is_capped(self) -> bool {
+        self.got_bytes < self.asked_bytes
+    }
+}
+
+/// The socket of one line. The group is left when it is dropped.
+#[derive(Debug)]
+pub struct ReceiveSocket {
+    socket: Arc<Socket>,
+    /// What became of its receive buffer.
+    pub buffer: ReceiveBuffer,
+    membership: Option<Membership>,
+}
+
+impl ReceiveSocket {
+    /// What a [`MembershipWatch`](super::MembershipWatch) needs to join its group again; `None` for unicast.
+    #[must_use]
+    pub fn membership(&self) -> Option<Membership> {
+        self.membership.clone()
+    }
+
+    /// Descriptor, for [`ThreadIo::receive`](mdgw_engine::handle_set::ThreadIo::receive).
+    #[must_use]
+    pub fn raw(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// The socket itself, to be shared with a cold thread.
+    #[must_use]
+    pub fn socket(&self) -> &Arc<Socket> {
+        &self.socket
+    }
+
+    /// The address it is bound to, with the port that the kernel chose where none was given.
+    ///
+    /// # Errors
+    /// As getsockname(2).
+    pub fn local_address(&self) -> std::io::Result<SocketAddrV4> {
+        let address = self.socket.local_addr()?.as_socket_ipv4();
+        address.ok_or_else(|| std::io::Error::other("not an IPv4 socket"))
+    }
+}
+
+impl AsFd for ReceiveSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Opens, binds and joins. Warns when the kernel capped the buffer.
+///
+/// # Errors
+/// Names the option or the join that was refused.
+pub fn open_receive(options: &ReceiveOptions) -> Result<ReceiveSocket, SocketError> {
+    let address = options.address;
+    let socket =
+        Socket::new(Domain::IPV4, Type::DGRAM.nonblocking(), Some(Protocol::UDP)).during(address, "open a socket")?;
+    if address.ip().is_multicast() {
+        socket.set_reuse_address(true).during(address, "share the port (SO_REUSEADDR)")?;
+        socket.set_multicast_all_v4(false).during(address, "keep out other groups (IP_MULTICAST_ALL)")?;
+    }
+    let buffer = set_receive_buffer(&socket, options)?;
+    if let Some(busy_poll_us) = options.busy_poll_us {
+        let act = format!("set busy polling to {busy_poll_us} us (SO_BUSY_POLL; raising it needs CAP_NET_ADMIN)");
+        socket.set_busy_poll(busy_poll_us).during(address, act)?;
+    }
+    request_stamps(&socket, options.stamps).during(address, "have datagrams stamped (SO_TIMESTAMPING)")?;
+    socket.bind(&address.into()).during(address, "bind a socket")?;
+    let socket = Arc::new(socket);
+    let membership = address.ip().is_multicast().then(|| Membership {
+        socket: Arc::clone(&socket),
+        group: *address.ip(),
+        source: options.source,
+        interface: options.interface.clone(),
+        index: 0,
+    });
+    let membership = match membership {
+        None => None,
+        Some(mut membership) => {
+            membership.join().during(address, format!("join the group on {}", Chosen(&options.interface)))?;
+            Some(membership)
+        }
+    };
+    Ok(ReceiveSocket { socket, buffer, membership })
+}
+
+/// Asks with privilege and without; the larger of what both gave is what counts.
+fn set_receive_buffer(socket: &Socket, options: &ReceiveOptions) -> Result<ReceiveBuffer, SocketError> {
+    let (address, asked_bytes) = (options.address, options.receive_buffer_bytes);
+    let forced =
+        i32::try_from(asked_bytes).is_ok_and(|bytes| socket_options::force_receive_buffer(socket, bytes).is_ok());
+    if !forced {
+        let act = format!("ask for a receive buffer of {asked_bytes} bytes");
+        socket.set_recv_buffer_size(asked_bytes).during(address, act)?;
+    }
+    // The kernel doubles what was asked, for its own overhead, and reports the double.
+    let got_bytes = socket.recv_buffer_size().during(address, "read the receive buffer's size")? / 2;
+    let buffer = ReceiveBuffer { asked_bytes, got_bytes };
+    if buffer.is_capped() {
+        tracing::warn!(
+            %address, asked_bytes, got_bytes,
+            "the kernel capped the receive buffer; raise net.core.rmem_max or give CAP_NET_ADMIN"
+        );
+    }
+    Ok(buffer)
+}
+
+impl Membership {
+    /// Joins on the interface as it is now.
+    pub(super) fn join(&mut self) -> std::io::Result<()> {
+        self.index = self.interface.as_ref().map_or(Ok(0), Interface::index)?;
+        match self.source {
+            Some(source) => socket_options::join_source(&*self.socket, self.index, self.group, source),
+            None => self.socket.join_multicast_v4_n(&self.group, &InterfaceIndexOrAddress::Index(self.index)),
+        }
+    }
+
+    /// Leaves where it was joined; of no consequence when the kernel has forgotten it.
+    pub(super) fn leave(&self) {
+        let _ = match self.source {
+            Some(source) => socket_options::leave_source(&*self.socket, self.index, self.group, source),
+            None => self.socket.leave_multicast_v4_n(&self.group, &InterfaceIndexOrAddress::Index(self.index)),
+        };
+    }
+}
+
+/// An interface, or the routing table's choice.
+struct Chosen<'a>(&'a Option<Interface>);
+
+impl std::fmt::Display for Chosen<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Some(interface) => interface.fmt(f),
+            None => f.write_str("the interface of the route"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+    use crate::sockets::{OutputOptions, open_output};
+
+    fn group(last: u8) -> Ipv4Addr {
+        Ipv4Addr::new(239, 255, 71, last)
+    }
+
+    fn on_loopback(group: Ipv4Addr) -> ReceiveSocket {
+        let options = ReceiveOptions::new(SocketAddrV4::new(group, 0), Some(Interface::LOOPBACK));
+        open_receive(&options).unwrap()
+    }
+
+    fn send(to: SocketAddrV4, bytes: &[u8]) {
+        let output = open_output(&OutputOptions::new(to, Some(Interface::LOOPBACK))).unwrap();
+        let socket = Socket::from(output.socket.try_clone().unwrap());
+        match output.destination {
+            Some(destination) => socket.send_to(bytes, &destination.into()).unwrap(),
+            None => socket.send(bytes).unwrap(),
+        };
+    }
+
+    fn receive(socket: &ReceiveSocket) -> Option<Vec<u8>> {
+        let socket = UdpSocket::from(socket.socket.try_clone().unwrap());
+        let mut bytes = [0; 64];
+        socket.recv(&mut bytes).ok().map(|length| bytes[..length].to_vec())
+    }
+
+    #[test]
+    fn a_group_is_received_on_its_interface_and_no_other_group_is() {
+        let socket = on_loopback(group(1));
+        let port = socket.local_address().unwrap().port();
+        // Another program on this host has joined the neighbour group on the same port.
+        let neighbour = ReceiveOptions::new(SocketAddrV4::new(group(2), port), Some(Interface::LOOPBACK));
+        let neighbour = open_receive(&neighbour).unwrap();
+        send(SocketAddrV4::new(group(2), port), b"theirs");
+        send(SocketAddrV4::new(group(1), port), b"ours");
+        assert_eq!(receive(&socket), Some(b"ours".to_vec()));
+        assert_eq!(receive(&socket), None);
+        assert_eq!(receive(&neighbour), Some(b"theirs".to_vec()));
+    }
+
+    #[test]
+    fn two_sockets_share_a_group() {
+        let first = on_loopback(group(3));
+        let address = first.local_address().unwrap();
+        let second = open_receive(&ReceiveOptions::new(address, Some("lo".parse().unwrap()))).unwrap();
+        send(address, b"both");
+        assert_eq!((receive(&first), receive(&second)), (Some(b"both".to_vec()), Some(b"both".to_vec())));
+    }
+
+    #[test]
+    fn a_source_specific_join_admits_that_source_alone() {
+        for (source, admitted) in [(Ipv4Addr::LOCALHOST, true), (Ipv4Addr::new(10, 9, 8, 7), false)] {
+            let address = SocketAddrV4::new(Ipv4Addr::new(232, 255, 71, 4), 0);
+            let mut options = ReceiveOptions::new(address, Some(Interface::LOOPBACK));
+            options.source = Some(source);
+            let socket = open_receive(&options).unwrap();
+            send(socket.local_address().unwrap(), b"x");
+            assert_eq!(receive(&socket).is_some(), admitted, "{source}");
+        }
+    }
+
+    #[test]
+    fn unicast_addresses_work_without_a_join() {
+        let options = ReceiveOptions::new(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0), None);
+        let socket = open_receive(&options).unwrap();
+        assert!(socket.membership().is_none());
+        send(socket.local_address().unwrap(), b"direct");
+        assert_eq!(receive(&socket), Some(b"direct".to_vec()));
+        assert!(open_receive(&ReceiveOptions::new(socket.local_address().unwrap(), None)).is_err(), "port in use");
+    }
+
+    #[test]
+    fn the_buffer_is_what_the_kernel_gave_and_not_what_was_asked() {
+        let mut options = ReceiveOptions::new(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0), None);
+        options.receive_buffer_bytes = 64 << 10;
+        let socket = open_receive(&options).unwrap();
+        assert_eq!(socket.buffer, ReceiveBuffer { asked_bytes: 64 << 10, got_bytes: 64 << 10 });
+        assert!(!socket.buffer.is_capped());
+        // No kernel gives this much: the count is of 32 bits, and half of it.
+        options.receive_buffer_bytes = 2 << 30;
+        let socket = open_receive(&options).unwrap();
+        assert!(socket.buffer.is_capped(), "{:?}", socket.buffer);
+    }
+
+    #[test]
+    fn refusals_name_the_act_and_the_object() {
+        let address = SocketAddrV4::new(group(5), 0);
+        let error = open_receive(&ReceiveOptions::new(address, Some("no-such-one".parse().unwrap()))).unwrap_err();
+        let text = error.to_string();
+        assert!(text.starts_with("cannot join the group on no-such-one for 239.255.71.5:0: there is no"), "{text}");
+    }
+}

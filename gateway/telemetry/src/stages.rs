@@ -1,0 +1,379 @@
+//! Latency by stage: one histogram per thread, channel and stage, recorded without locks.
+//!
+//! ```text
+//!  wire ──────────► user ─────► claimed ─────► in order ─────► records ─────► handed to the kernel
+//!    wire_to_user     claim_wait    arbitrate     decode_and_book    publish
+//!    └──────────────────────────── wire_to_wire ────────────────────────────────────────────────┘
+//! ```
+//!
+//! What one datagram brought goes out at once, so every stage behind the claim is measured for each packet:
+//!
+//! | stage | one value per | from | to |
+//! | --- | --- | --- | --- |
+//! | `wire_to_user` | packet | its receive stamp | it lies in the gateway's memory, received with its batch |
+//! | `claim_wait` | claim | the return of the wait | the holder begins to drain |
+//! | `arbitrate` | packet | the packet is looked at | its first message is known to be next, or the packet is done with |
+//! | `decode_and_book` | packet that brought something new | that | its last record is in the publication log |
+//! | `publish` | packet that published something | that | the send call that carried it returned |
+//! | `wire_to_wire` | packet that published something | its receive stamp | that return |
+//!
+//! **Hand-over.** A thread records into a [`StageSet`] of its own, and changes it for an empty one at a batch border when a cold
+//! thread asks for it ([`exchange`](super::exchange)).
+//!
+//! A stage that comes out negative (two clock domains, a step of the clock) is counted, not recorded.
+
+use hdrhistogram::Histogram;
+use mdgw_feeds::time::{MonoNs, UnixNs};
+use mdgw_sys::handle::ChannelIndex;
+
+use super::exchange::{Collector, Giver, exchange};
+
+/// A part of the way from the wire to the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Stage {
+    /// Receive stamp to the gateway's memory.
+    WireToUser = 0,
+    /// Return of the wait to the begin of processing.
+    ClaimWait = 1,
+    /// Into sequence.
+    Arbitrate = 2,
+    /// Decode, book, normalise, publication log.
+    DecodeAndBook = 3,
+    /// Out of the log, past the fence, to the kernel.
+    Publish = 4,
+    /// All of it.
+    WireToWire = 5,
+}
+
+impl Stage {
+    /// In the order of the straight line; the whole comes last.
+    pub const ALL: [Self; 6] =
+        [Self::WireToUser, Self::ClaimWait, Self::Arbitrate, Self::DecodeAndBook, Self::Publish, Self::WireToWire];
+
+    /// Name in logs and reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::WireToUser => "wire_to_user",
+            Self::ClaimWait => "claim_wait",
+            Self::Arbitrate => "arbitrate",
+            Self::DecodeAndBook => "decode_and_book",
+            Self::Publish => "publish",
+            Self::WireToWire => "wire_to_wire",
+        }
+    }
+
+    /// The stage of that [name](Self::name).
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|stage| stage.name() == name)
+    }
+}
+
+/// Smallest value told apart from 0.
+pub const VALUE_NS_MIN: u64 = 1;
+/// Largest value; longer ones are recorded as this one.
+pub const VALUE_NS_MAX: u64 = 60_000_000_000;
+
+/// The histograms of one thread over one interval. Written by that thread alone.
+#[derive(Debug)]
+pub struct StageSet {
+    /// Channel by channel, stage by stage. Counts are 32 bits wide and stop at their maximum: 4 billion packets of
+    /// one channel within one interval.
+    cells: Box<[Cell]>,
+    /// When the thread began to record into it; `None` before its first batch border.
+    since: Option<MonoNs>,
+    /// When the thread gave it back.
+    until: Option<MonoNs>,
+}
+
+#[derive(Debug)]
+struct Cell {
+    histogram: Histogram<u32>,
+    negative_count: u64,
+}
+
+/// What one thread recorded of one channel and stage over one interval.
+#[derive(Clone, Copy, Debug)]
+pub struct Recorded<'a> {
+    /// The channel, by its index in the pool.
+    pub channel: ChannelIndex,
+    /// The stage.
+    pub stage: Stage,
+    /// Values in nanoseconds.
+    pub histogram: &'a Histogram<u32>,
+    /// Values that came out negative.
+    pub negative_count: u64,
+}
+
+impl StageSet {
+    /// For so many channels, with all its memory allocated and touched.
+    ///
+    /// # Panics
+    /// When `significant_digits` is not in 1..=5.
+    #[must_use]
+    pub fn new(channel_count: usize, significant_digits: u8) -> Self {
+        let cell = || {
+            let mut histogram = Histogram::new_with_bounds(VALUE_NS_MIN, VALUE_NS_MAX, significant_digits)
+                .expect("bounds are constants, digits are checked by the configuration");
+            histogram.reset();
+            Cell { histogram, negative_count: 0 }
+        };
+        Self { cells: (0..channel_count * Stage::ALL.len()).map(|_| cell()).collect(), since: None, until: None }
+    }
+
+    /// One value. A channel that the set was not made for is ignored.
+    #[inline]
+    pub fn record(&mut self, channel: ChannelIndex, stage: Stage, value_ns: u64) {
+        self.record_n(channel, stage, value_ns, 1);
+    }
+
+    /// The same value `count` times.
+    #[inline]
+    pub fn record_n(&mut self, channel: ChannelIndex, stage: Stage, value_ns: u64, count: u32) {
+        if let Some(cell) = self.cell(channel, stage) {
+            cell.histogram.saturating_record_n(value_ns, count);
+        }
+    }
+
+    /// From one wall time to a later one. Negative is counted apart; an undefined stamp is ignored.
+    #[inline]
+    pub fn record_wall(&mut self, channel: ChannelIndex, stage: Stage, from: UnixNs, to: UnixNs) {
+        if from == UnixNs::UNDEFINED {
+            return;
+        }
+        if let Some(cell) = self.cell(channel, stage) {
+            match to.since(from) {
+                Some(value_ns) => cell.histogram.saturating_record(value_ns),
+                None => cell.negative_count += 1,
+            }
+        }
+    }
+
+    /// From one moment to a later one of the same clock, which cannot be negative.
+    #[inline]
+    pub fn record_mono(&mut self, channel: ChannelIndex, stage: Stage, from: MonoNs, to: MonoNs) {
+        self.record(channel, stage, to.since(from));
+    }
+
+    /// When recording began and ended; `None` until the set was in use.
+    #[must_use]
+    pub fn interval(&self) -> Option<(MonoNs, MonoNs)> {
+        self.since.zip(self.until)
+    }
+
+    /// Everything that has values, in the order of channels and stages.
+    pub fn recorded(&self) -> impl Iterator<Item = Recorded<'_>> {
+        let keys = (0_u32..).flat_map(|channel| Stage::ALL.map(|stage| (ChannelIndex(channel), stage)));
+        keys.zip(&self.cells).filter(|(_, cell)| !cell.is_empty()).map(|((channel, stage), cell)| Recorded {
+            channel,
+            stage,
+            histogram: &cell.histogram,
+            negative_count: cell.negative_count,
+        })
+    }
+
+    /// Bytes that its histograms take.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        self.cells.iter().map(|cell| cell.histogram.distinct_values() * size_of::<u32>() + size_of::<Cell>()).sum()
+    }
+
+    /// Empties it. What had no values is left alone.
+    fn clear(&mut self) {
+        for cell in self.cells.iter_mut().filter(|cell| !cell.is_empty()) {
+            cell.histogram.reset();
+            cell.negative_count = 0;
+        }
+        self.since = None;
+        self.until = None;
+    }
+
+    #[inline]
+    fn cell(&mut self, channel: ChannelIndex, stage: Stage) -> Option<&mut Cell> {
+        self.cells.get_mut(channel.0 as usize * Stage::ALL.len() + stage as usize)
+    }
+}
+
+impl Cell {
+    fn is_empty(&self) -> bool {
+        self.histogram.is_empty() && self.negative_count == 0
+    }
+}
+
+/// Both ends of one thread's hand-over.
+#[must_use]
+pub fn stage_exchange(channel_count: usize, significant_digits: u8) -> (StageRecorder, StageCollector) {
+    let set = || Box::new(StageSet::new(channel_count, significant_digits));
+    let (giver, collector) = exchange(set(), StageSet::clear);
+    (StageRecorder { set: set(), giver }, collector)
+}
+
+/// The hot end: where one thread records. Dropping it hands over what it still holds.
+#[derive(Debug)]
+pub struct StageRecorder {
+    set: Box<StageSet>,
+    giver: Giver<StageSet>,
+}
+
+impl StageRecorder {
+    /// The set to record into until the next border.
+    #[inline]
+    pub fn set(&mut self) -> &mut StageSet {
+        &mut self.set
+    }
+
+    /// Between two batches: changes sets if the cold end asked for it. `now` is the batch's own time.
+    #[inline]
+    pub fn at_batch_border(&mut self, now: MonoNs) {
+        if self.giver.is_asked() {
+            self.hand_over(now);
+        } else if self.set.since.is_none() {
+            self.set.since = Some(now);
+        }
+    }
+
+    #[cold]
+    fn hand_over(&mut self, now: MonoNs) {
+        let Some(empty) = self.giver.take_empty() else { return };
+        let mut full = std::mem::replace(&mut self.set, empty);
+        self.set.since = Some(now);
+        full.until = Some(now);
+        self.giver.give(full);
+    }
+}
+
+impl Drop for StageRecorder {
+    fn drop(&mut self) {
+        let mut set = std::mem::replace(&mut self.set, Box::new(StageSet::new(0, 1)));
+        set.until = set.since.map(|since| mdgw_sys::clock::mono_now().max(since));
+        self.giver.give_last(set);
+    }
+}
+
+/// The cold end: collects what one thread recorded, also what it still held when its recorder was dropped.
+pub type StageCollector = Collector<StageSet>;
+
+impl StageCollector {
+    /// Bytes of both of the thread's sets, for `channel_count` channels.
+    #[must_use]
+    pub fn memory_bytes(channel_count: usize, significant_digits: u8) -> usize {
+        2 * StageSet::new(1, significant_digits).memory_bytes() * channel_count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHANNEL: ChannelIndex = ChannelIndex(1);
+
+    fn count(set: &StageSet) -> u64 {
+        set.recorded().map(|recorded| recorded.histogram.len()).sum()
+    }
+
+    #[test]
+    fn names_lead_back_to_their_stages() {
+        for stage in Stage::ALL {
+            assert_eq!(Stage::from_name(stage.name()), Some(stage));
+        }
+        assert_eq!(Stage::from_name("wire"), None);
+    }
+
+    #[test]
+    fn values_land_in_their_channel_and_stage_within_the_precision() {
+        let mut set = StageSet::new(2, 2);
+        set.record(CHANNEL, Stage::Publish, 1_234_567);
+        set.record_n(ChannelIndex(0), Stage::WireToUser, 40, 3);
+        let recorded: Vec<_> =
+            set.recorded().map(|r| (r.channel.0, r.stage, r.histogram.len(), r.histogram.max())).collect();
+        assert_eq!(recorded[0], (0, Stage::WireToUser, 3, 40));
+        let (channel, stage, count, max) = recorded[1];
+        assert_eq!((channel, stage, count), (1, Stage::Publish, 1));
+        assert!(max.abs_diff(1_234_567) <= 1_234_567 / 100);
+    }
+
+    #[test]
+    fn negative_stages_are_counted_and_not_recorded() {
+        let mut set = StageSet::new(2, 2);
+        set.record_wall(CHANNEL, Stage::WireToUser, UnixNs(1_000), UnixNs(999));
+        set.record_wall(CHANNEL, Stage::WireToUser, UnixNs(1_000), UnixNs(1_000));
+        set.record_wall(CHANNEL, Stage::WireToUser, UnixNs::UNDEFINED, UnixNs(1_000));
+        let recorded = set.recorded().next().unwrap();
+        assert_eq!((recorded.negative_count, recorded.histogram.len()), (1, 1));
+    }
+
+    #[test]
+    fn values_beyond_the_bounds_and_unknown_channels_do_no_harm() {
+        let mut set = StageSet::new(1, 2);
+        set.record(ChannelIndex(7), Stage::Publish, 5);
+        assert_eq!(count(&set), 0);
+        set.record(ChannelIndex(0), Stage::Publish, u64::MAX);
+        let max = set.recorded().next().unwrap().histogram.max();
+        assert!((VALUE_NS_MAX..VALUE_NS_MAX / 100 * 102).contains(&max), "{max}");
+    }
+
+    #[test]
+    fn a_set_changes_hands_at_the_border_after_it_was_asked_for() {
+        let (mut recorder, mut collector) = stage_exchange(2, 2);
+        recorder.at_batch_border(MonoNs(10));
+        recorder.set().record(CHANNEL, Stage::Publish, 5);
+        recorder.at_batch_border(MonoNs(20));
+        recorder.set().record(CHANNEL, Stage::Publish, 6);
+        let mut seen = Vec::new();
+        collector.collect(|set| seen.push((count(set), set.interval())));
+        assert_eq!(seen, [], "asked for only now");
+        recorder.at_batch_border(MonoNs(30));
+        recorder.set().record(CHANNEL, Stage::Publish, 7);
+        collector.collect(|set| seen.push((count(set), set.interval())));
+        assert_eq!(seen, [(2, Some((MonoNs(10), MonoNs(30))))]);
+    }
+
+    #[test]
+    fn every_value_is_seen_once_whenever_the_thread_ends() {
+        for borders_after_offer in 0..3 {
+            let (mut recorder, mut collector) = stage_exchange(2, 2);
+            let mut seen = 0;
+            for round in 0..5 {
+                recorder.at_batch_border(MonoNs(round));
+                recorder.set().record(CHANNEL, Stage::Publish, 5);
+                collector.collect(|set| seen += count(set));
+            }
+            for round in 0..borders_after_offer {
+                recorder.at_batch_border(MonoNs(5 + round));
+                recorder.set().record(CHANNEL, Stage::Publish, 5);
+            }
+            drop(recorder);
+            collector.finish(|set| seen += count(set));
+            assert_eq!(seen, 5 + borders_after_offer);
+        }
+    }
+
+    #[test]
+    fn every_value_is_seen_once_across_threads() {
+        let (mut recorder, mut collector) = stage_exchange(1, 2);
+        let values = 200_000_u64;
+        let mut seen = 0;
+        std::thread::scope(|scope| {
+            let hot = scope.spawn(move || {
+                for value in 0..values {
+                    recorder.at_batch_border(MonoNs(value));
+                    recorder.set().record(ChannelIndex(0), Stage::Publish, value);
+                }
+            });
+            while !hot.is_finished() {
+                collector.collect(|set| seen += count(set));
+            }
+        });
+        collector.finish(|set| seen += count(set));
+        assert_eq!(seen, values);
+    }
+
+    #[test]
+    fn memory_is_what_the_histograms_take() {
+        let set = StageSet::new(1, 2);
+        assert!((80_000..130_000).contains(&set.memory_bytes()), "{}", set.memory_bytes());
+        assert_eq!(StageCollector::memory_bytes(3, 2), 6 * set.memory_bytes());
+    }
+}

@@ -1,0 +1,166 @@
+//! Several lines as one stream, in order of their stamps.
+//!
+//! Lines are read one after the other, so a frame that was read may be younger than one that another line still has. What
+//! is younger than the horizon (the moment at which the reading began, less what a reader lags behind) therefore waits
+//! for the next reading. Stamps of clocks that disagree come out in order within each line only.
+
+use std::io;
+
+use super::frame::{Frame, LineReader};
+
+/// The lines of a capture.
+#[derive(Debug)]
+pub(super) struct Lines<R> {
+    lines: Vec<LineState<R>>,
+}
+
+#[derive(Debug)]
+struct LineState<R> {
+    reader: R,
+    /// Nothing more waited when it was last asked in this reading.
+    is_drained: bool,
+}
+
+/// Frames of one reading, so that ends are noticed under any load.
+pub(super) const FRAMES_PER_ROUND: usize = 16_384;
+
+impl<R: LineReader> Lines<R> {
+    pub(super) fn new(readers: Vec<R>) -> Self {
+        Self { lines: readers.into_iter().map(|reader| LineState { reader, is_drained: false }).collect() }
+    }
+
+    pub(super) fn readers(&self) -> impl Iterator<Item = &R> {
+        self.lines.iter().map(|line| &line.reader)
+    }
+
+    pub(super) fn readers_mut(&mut self) -> impl Iterator<Item = &mut R> {
+        self.lines.iter_mut().map(|line| &mut line.reader)
+    }
+
+    /// Whether frames were read that are younger than the horizon was.
+    pub(super) fn has_waiting(&self) -> bool {
+        self.readers().any(|reader| reader.head_ns().is_some())
+    }
+
+    /// Hands over frames up to `horizon_ns`, at most `room`; how many.
+    ///
+    /// # Errors
+    /// The line that could not be read, and why.
+    pub(super) fn round(
+        &mut self,
+        now_ns: u64,
+        horizon_ns: u64,
+        room: usize,
+        mut take: impl FnMut(usize, &Frame<'_>),
+    ) -> Result<usize, (usize, io::Error)> {
+        for line in &mut self.lines {
+            line.is_drained = false;
+        }
+        let room = room.min(FRAMES_PER_ROUND);
+        let mut taken = 0;
+        while taken < room {
+            let mut earliest = None;
+            for (index, line) in self.lines.iter_mut().enumerate() {
+                while line.reader.head_ns().is_none() && !line.is_drained {
+                    line.is_drained = !line.reader.refill(now_ns).map_err(|error| (index, error))?;
+                }
+                let head = line.reader.head_ns().map(|time_ns| (time_ns, index));
+                // Equal times: the line that was named first.
+                earliest = [earliest, head].into_iter().flatten().min();
+            }
+            let Some((time_ns, index)) = earliest else { break };
+            if time_ns > horizon_ns {
+                break;
+            }
+            let Some(line) = self.lines.get_mut(index) else { break };
+            if let Some(frame) = line.reader.head() {
+                take(index, &frame);
+            }
+            line.reader.pop();
+            taken += 1;
+        }
+        Ok(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        collections::VecDeque,
+        net::UdpSocket,
+        os::fd::{AsFd, BorrowedFd},
+    };
+
+    use mdgw_sys::batch::StampKind;
+
+    use super::*;
+    use crate::capture::frame::Content;
+
+    /// Reads up to two frames at a time.
+    struct Played {
+        waiting: VecDeque<u64>,
+        read: VecDeque<u64>,
+        socket: UdpSocket,
+    }
+
+    impl LineReader for Played {
+        fn refill(&mut self, _now_ns: u64) -> io::Result<bool> {
+            self.read.extend(self.waiting.drain(..self.waiting.len().min(2)));
+            Ok(!self.waiting.is_empty())
+        }
+        fn head_ns(&self) -> Option<u64> {
+            self.read.front().copied()
+        }
+        fn head(&self) -> Option<Frame<'_>> {
+            let content = Content::Whole { bytes: &[], vlan: None, wire_bytes: 0 };
+            self.head_ns().map(|time_ns| Frame { time_ns, stamp: StampKind::Kernel, content })
+        }
+        fn pop(&mut self) {
+            self.read.pop_front();
+        }
+        fn dropped(&mut self) -> io::Result<u64> {
+            Ok(0)
+        }
+        fn descriptor(&self) -> BorrowedFd<'_> {
+            self.socket.as_fd()
+        }
+    }
+
+    fn lines(times: [&[u64]; 2]) -> Lines<Played> {
+        Lines::new(
+            times
+                .map(|times| Played {
+                    waiting: times.iter().copied().collect(),
+                    read: VecDeque::new(),
+                    socket: UdpSocket::bind("127.0.0.1:0").unwrap(),
+                })
+                .into(),
+        )
+    }
+
+    fn round(lines: &mut Lines<Played>, horizon_ns: u64, room: usize) -> Vec<(usize, u64)> {
+        let mut told = Vec::new();
+        let taken = lines.round(0, horizon_ns, room, |line, frame| told.push((line, frame.time_ns))).unwrap();
+        assert_eq!(taken, told.len());
+        told
+    }
+
+    #[test]
+    fn lines_come_in_order_of_time_however_much_each_has() {
+        let mut lines = lines([&[1, 4, 5, 6, 7, 20], &[2, 3, 7, 21]]);
+        let told = round(&mut lines, 10, 100);
+        assert_eq!(told, [(0, 1), (1, 2), (1, 3), (0, 4), (0, 5), (0, 6), (0, 7), (1, 7)]);
+        assert!(lines.has_waiting(), "read, and too young to be told");
+        lines.lines[1].reader.waiting.push_back(22);
+        assert_eq!(round(&mut lines, 30, 100), [(0, 20), (1, 21), (1, 22)]);
+        assert!(!lines.has_waiting());
+    }
+
+    #[test]
+    fn a_reading_ends_when_there_is_no_more_room() {
+        let mut lines = lines([&[1, 2, 3], &[]]);
+        assert_eq!(round(&mut lines, 10, 2), [(0, 1), (0, 2)]);
+        assert_eq!(round(&mut lines, 10, 2), [(0, 3)]);
+        assert_eq!(round(&mut lines, 10, 2), []);
+    }
+}

@@ -1,0 +1,355 @@
+//! Frames to blocks, blocks to chunks: what stands in which file.
+
+use mdgw_captures::capture_file::pcapng_blocks::{InterfaceBlock, PacketBlock, Section, StatisticsBlock};
+use mdgw_sys::{batch::StampKind, sockets::Stamps};
+
+use super::{
+    CaptureProgress, CaptureSummary, LineInterface, LineSummary, OutputFiles, RecordError, TriggerOptions,
+    files::{Current, Series},
+    frame::{Content, Frame},
+    memory::Memory,
+    spool::{CHUNK_BYTES, Spool},
+    watch::Seen,
+};
+
+/// Writes a capture.
+#[derive(Debug)]
+pub(super) struct Recorder {
+    lines: Vec<Recorded>,
+    series: Series,
+    spool: Spool,
+    /// Whole blocks on their way to the file.
+    chunk: Vec<u8>,
+    /// When the first of them was put there.
+    chunk_since_ns: u64,
+    file: Option<Current>,
+    keep: Option<Keep>,
+    /// The block that is being made for memory.
+    block: Vec<u8>,
+    begun_ns: u64,
+    span_ns: Option<(u64, u64)>,
+    reasons: Vec<String>,
+    triggers: u64,
+}
+
+/// A line and what came of it.
+#[derive(Debug)]
+struct Recorded {
+    interface: LineInterface,
+    counts: LineSummary,
+    /// Drops that a statistics block has told.
+    dropped_told: u64,
+}
+
+/// What is kept in memory until something is seen.
+#[derive(Debug)]
+pub(super) struct Keep {
+    memory: Memory,
+    after_ns: u64,
+    /// Something was seen, to be written up to there.
+    until_ns: Option<u64>,
+    /// Seen, and nothing is written yet.
+    pending: Option<Seen>,
+}
+
+/// Blocks are handed to the system no later than this after they were made, ns: what a crash can cost.
+pub const FLUSH_NS: u64 = 100_000_000;
+/// Reasons that the summary tells.
+const REASONS_MAX: usize = 10;
+
+impl Keep {
+    pub(super) fn new(options: &TriggerOptions) -> Self {
+        Self {
+            memory: Memory::new(options.before_ns, options.memory_bytes),
+            after_ns: options.after_ns,
+            until_ns: None,
+            pending: None,
+        }
+    }
+}
+
+impl Recorder {
+    pub(super) fn start(
+        interfaces: Vec<LineInterface>,
+        files: &OutputFiles,
+        keep: Option<Keep>,
+        now_ns: u64,
+    ) -> Result<Self, RecordError> {
+        let mut spool = Spool::start(files.keep).map_err(RecordError::Thread)?;
+        let chunk = spool.chunk()?;
+        let lines = interfaces
+            .into_iter()
+            .map(|interface| {
+                let counts = LineSummary { line: interface.name.clone(), ..LineSummary::default() };
+                Recorded { interface, counts, dropped_told: 0 }
+            })
+            .collect();
+        Ok(Self {
+            lines,
+            series: Series::new(files, keep.is_some()),
+            spool,
+            chunk,
+            chunk_since_ns: now_ns,
+            file: None,
+            keep,
+            block: Vec::new(),
+            begun_ns: now_ns,
+            span_ns: None,
+            reasons: Vec::new(),
+            triggers: 0,
+        })
+    }
+
+    /// Begins the first file, unless something has to be seen first. It stands on disk with its header at once.
+    pub(super) fn begin(&mut self) -> Result<(), RecordError> {
+        if self.keep.is_none() {
+            let path = self.series.next(self.begun_ns);
+            self.spool.begin_now(path)?;
+            self.write_header("")?;
+            self.hand_over()?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn interfaces(&self) -> impl Iterator<Item = &LineInterface> {
+        self.lines.iter().map(|line| &line.interface)
+    }
+
+    pub(super) fn name(&self, line: usize) -> String {
+        self.lines.get(line).map(|line| line.interface.name.clone()).unwrap_or_default()
+    }
+
+    pub(super) fn progress(&self) -> CaptureProgress {
+        CaptureProgress {
+            packets: self.lines.iter().map(|line| line.counts.packets).sum(),
+            dropped: self.lines.iter().map(|line| line.counts.dropped).sum(),
+            files: self.series.begun(),
+        }
+    }
+
+    /// A frame of that line.
+    pub(super) fn frame(&mut self, line: usize, frame: &Frame<'_>) -> Result<(), RecordError> {
+        let Some(recorded) = self.lines.get_mut(line) else { return Ok(()) };
+        recorded.counts.count(frame);
+        let comment = comment(frame, recorded.interface.stamps);
+        let time_ns = frame.time_ns;
+        let (first_ns, last_ns) = self.span_ns.unwrap_or((time_ns, time_ns));
+        self.span_ns = Some((first_ns.min(time_ns), last_ns.max(time_ns)));
+
+        let pieces: [&[u8]; 3] = match &frame.content {
+            Content::Datagram { header, payload, .. } => [header, payload, &[]],
+            Content::Whole { bytes, vlan: None, .. } => [bytes, &[], &[]],
+            // The tag stands behind both MAC addresses.
+            Content::Whole { bytes, vlan: Some(tag), .. } => {
+                let (addresses, rest) = bytes.split_at_checked(12).unwrap_or((bytes, &[]));
+                [addresses, tag, rest]
+            }
+        };
+        let interface = u32::try_from(line).unwrap_or(u32::MAX);
+        let block = PacketBlock { interface, time_ns, wire_bytes: frame.wire_bytes(), pieces, comment };
+        self.dump(time_ns)?;
+        match &mut self.keep {
+            Some(keep) if self.file.is_none() => {
+                self.block.clear();
+                block.append_to(&mut self.block);
+                keep.memory.keep(time_ns, &self.block);
+                Ok(())
+            }
+            _ => {
+                self.make_room(time_ns, block.block_bytes())?;
+                block.append_to(&mut self.chunk);
+                Ok(())
+            }
+        }
+    }
+
+    /// Something was seen: what is kept is written, and what follows.
+    pub(super) fn set_off(&mut self, seen: &Seen) {
+        let Some(keep) = &mut self.keep else { return };
+        self.triggers += 1;
+        if self.reasons.len() < REASONS_MAX {
+            self.reasons.push(seen.what.clone());
+        }
+        keep.until_ns = Some(seen.time_ns.saturating_add(keep.after_ns));
+        if self.file.is_none() {
+            keep.pending.get_or_insert_with(|| seen.clone());
+        }
+    }
+
+    /// So many frames of that line the kernel has dropped since it was opened; how many of them are news.
+    pub(super) fn dropped(&mut self, line: usize, dropped: u64, now_ns: u64) -> Result<u64, RecordError> {
+        let Some(recorded) = self.lines.get_mut(line) else { return Ok(0) };
+        let new = dropped.saturating_sub(recorded.counts.dropped);
+        recorded.counts.dropped = dropped;
+        // Told at once, not only at the end: a crash must not hide them.
+        if recorded.dropped_told != dropped && self.file.is_some() {
+            self.statistics(line, now_ns)?;
+        }
+        Ok(new)
+    }
+
+    /// What time brings: the end of a trigger, blocks that have waited long enough, a file that can't be written.
+    pub(super) fn tend(&mut self, now_ns: u64) -> Result<(), RecordError> {
+        self.spool.check()?;
+        self.dump(now_ns)?;
+        if let Some(keep) = &mut self.keep
+            && keep.until_ns.is_some_and(|until_ns| now_ns > until_ns)
+        {
+            keep.until_ns = None;
+            self.end_file(now_ns)?;
+        }
+        if now_ns >= self.chunk_since_ns.saturating_add(FLUSH_NS) {
+            self.hand_over()?;
+            self.chunk_since_ns = now_ns;
+        }
+        Ok(())
+    }
+
+    /// Ends the last file and waits until it is written.
+    pub(super) fn finish(mut self, now_ns: u64) -> Result<CaptureSummary, RecordError> {
+        self.dump(now_ns)?;
+        self.end_file(now_ns)?;
+        let waited_ns = self.spool.waited_ns();
+        let written = self.spool.finish()?;
+        let (first_ns, last_ns) = self.span_ns.unwrap_or_default();
+        Ok(CaptureSummary {
+            lines: self.lines.into_iter().map(|line| line.counts).collect(),
+            seconds: std::time::Duration::from_nanos(last_ns - first_ns).as_secs_f64(),
+            files: written.files.iter().map(|file| file.display().to_string()).collect(),
+            files_removed: written.removed,
+            bytes: written.bytes,
+            triggers: self.keep.is_some().then_some(self.triggers),
+            trigger_reasons: self.reasons,
+            waited_ns,
+        })
+    }
+
+    /// Writes what is kept, if something was seen since.
+    fn dump(&mut self, now_ns: u64) -> Result<(), RecordError> {
+        let Some(seen) = self.keep.as_mut().and_then(|keep| keep.pending.take()) else { return Ok(()) };
+        let oldest_ns = self.keep.as_ref().and_then(|keep| keep.memory.oldest_ns()).unwrap_or(seen.time_ns);
+        let before_ms = seen.time_ns.saturating_sub(oldest_ns) / 1_000_000;
+        let told = format!("{}; from {before_ms} ms before", seen.what);
+        self.begin_file(&told, now_ns)?;
+        let mut block = Vec::new();
+        while let Some(time_ns) = self.keep.as_mut().and_then(|keep| keep.memory.take_oldest(&mut block)) {
+            self.make_room(time_ns, block.len())?;
+            self.chunk.extend_from_slice(&block);
+        }
+        Ok(())
+    }
+
+    /// The next packet's block will be appended to the chunk: in the file where it belongs, and counted as there.
+    fn make_room(&mut self, time_ns: u64, block_bytes: usize) -> Result<(), RecordError> {
+        if let Some(current) = self.file
+            && self.series.is_full(current, time_ns, block_bytes)
+        {
+            self.end_file(time_ns)?;
+            self.begin_file("", time_ns)?;
+        }
+        if let Some(current) = &mut self.file {
+            current.first_ns.get_or_insert(time_ns);
+        }
+        self.make_room_in_chunk(block_bytes)
+    }
+
+    fn begin_file(&mut self, comment: &str, now_ns: u64) -> Result<(), RecordError> {
+        let path = self.series.next(now_ns);
+        self.spool.begin(path)?;
+        self.write_header(comment)
+    }
+
+    fn write_header(&mut self, comment: &str) -> Result<(), RecordError> {
+        self.file = Some(Current { bytes: 0, first_ns: None });
+        let mut header = Vec::new();
+        Section { application: concat!("mdgw ", env!("CARGO_PKG_VERSION")), comment }.append_to(&mut header);
+        for LineInterface { name, description, comment, .. } in self.interfaces() {
+            InterfaceBlock { name, description, comment }.append_to(&mut header);
+        }
+        self.write(&header)
+    }
+
+    fn end_file(&mut self, now_ns: u64) -> Result<(), RecordError> {
+        if self.file.is_none() {
+            return Ok(());
+        }
+        for line in 0..self.lines.len() {
+            self.statistics(line, now_ns)?;
+        }
+        self.hand_over()?;
+        self.file = None;
+        self.spool.end()
+    }
+
+    /// What a line has seen since the capture began.
+    fn statistics(&mut self, line: usize, now_ns: u64) -> Result<(), RecordError> {
+        let start_ns = self.begun_ns;
+        let Some(recorded) = self.lines.get_mut(line) else { return Ok(()) };
+        let counts = &recorded.counts;
+        recorded.dropped_told = counts.dropped;
+        let comment = format!(
+            "{}; stamps: {} of the NIC, {} of the kernel, {} without",
+            recorded.interface.drops_from, counts.stamps_hardware, counts.stamps_kernel, counts.stamps_none
+        );
+        let mut block = Vec::new();
+        let interface = u32::try_from(line).unwrap_or(u32::MAX);
+        let (delivered, dropped) = (counts.packets, counts.dropped);
+        StatisticsBlock { interface, time_ns: now_ns, start_ns, delivered, dropped, comment: &comment }
+            .append_to(&mut block);
+        self.write(&block)
+    }
+
+    /// Whole blocks to the file that is being written.
+    fn write(&mut self, blocks: &[u8]) -> Result<(), RecordError> {
+        self.make_room_in_chunk(blocks.len())?;
+        self.chunk.extend_from_slice(blocks);
+        Ok(())
+    }
+
+    fn make_room_in_chunk(&mut self, block_bytes: usize) -> Result<(), RecordError> {
+        if self.chunk.len() + block_bytes > CHUNK_BYTES {
+            self.hand_over()?;
+        }
+        if let Some(current) = &mut self.file {
+            current.bytes += block_bytes as u64;
+        }
+        Ok(())
+    }
+
+    fn hand_over(&mut self) -> Result<(), RecordError> {
+        if !self.chunk.is_empty() {
+            let chunk = std::mem::take(&mut self.chunk);
+            self.spool.write(chunk)?;
+            self.chunk = self.spool.chunk()?;
+        }
+        Ok(())
+    }
+}
+
+impl LineSummary {
+    fn count(&mut self, frame: &Frame<'_>) {
+        self.packets += 1;
+        self.bytes += u64::from(frame.wire_bytes());
+        self.cut += u64::from(frame.is_cut());
+        match frame.stamp {
+            StampKind::Hardware => self.stamps_hardware += 1,
+            StampKind::Kernel => self.stamps_kernel += 1,
+            StampKind::None => self.stamps_none += 1,
+        }
+    }
+}
+
+/// What distinguishes a packet from what the interface block says of all.
+fn comment(frame: &Frame<'_>, asked: Stamps) -> &'static str {
+    let stamp = match (frame.stamp, asked) {
+        (StampKind::None, _) => 2,
+        (StampKind::Kernel, Stamps::Hardware) => 1,
+        _ => 0,
+    };
+    match (&frame.content, frame.is_cut(), stamp) {
+        (Content::Datagram { .. }, true, _) => "longer than could be read; how much is not known",
+        (_, _, 2) => "not stamped: the time is when it was read",
+        (_, _, 1) => "stamped by the kernel",
+        _ => "",
+    }
+}

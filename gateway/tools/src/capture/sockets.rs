@@ -1,0 +1,124 @@
+//! A line from a socket of the gateway's kind: batched receives, payloads, the kernel's or the NIC's stamps.
+
+use std::{
+    io,
+    net::SocketAddrV4,
+    os::fd::{AsFd as _, BorrowedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use mdgw_captures::capture_file::{FRAME_HEADER_BYTES, frame_header};
+use mdgw_feeds::identity::Line;
+use mdgw_sys::{
+    batch::{ReceiveBatch, receive_in_turn},
+    drops::SocketDrops,
+    handle::{ChannelIndex, Handle},
+    sockets::{ReceiveOptions, ReceiveSocket, SocketError, Stamps, open_receive},
+};
+
+use super::{
+    CaptureLine, LineInterface,
+    frame::{Content, Frame, LineReader},
+};
+
+/// The socket of one line and what was read of it.
+#[derive(Debug)]
+pub(super) struct SocketReader {
+    pub(super) interface: LineInterface,
+    socket: ReceiveSocket,
+    address: SocketAddrV4,
+    drops: SocketDrops,
+    dropped: Arc<AtomicU64>,
+    batch: ReceiveBatch,
+    next: usize,
+    /// Stands for the stamp of what has none.
+    read_ns: u64,
+}
+
+impl SocketReader {
+    pub(super) fn open(line: &CaptureLine) -> Result<Self, SocketError> {
+        let mut options = ReceiveOptions::new(line.address, line.interface.clone());
+        options.source = line.source;
+        options.receive_buffer_bytes = line.buffer_bytes;
+        options.stamps = line.stamps;
+        let socket = open_receive(&options)?;
+        let mut drops = SocketDrops::default();
+        let dropped = drops.add(HANDLE, Arc::clone(socket.socket()));
+        // The port that the kernel chose, where none was given.
+        let address = socket.local_address().unwrap_or(line.address);
+        let clock = match line.stamps {
+            Stamps::Hardware => "the NIC's clock where it stamps, else the kernel's",
+            Stamps::Kernel | Stamps::None => "the kernel's clock, when the driver handed the packet over",
+        };
+        let interface = LineInterface {
+            name: line.name.clone(),
+            address,
+            description: CaptureLine { address, ..line.clone() }.described(),
+            comment: format!(
+                "stamps: {clock}; taken from a socket: Ethernet, IP and UDP headers are made up around the payload, \
+                 addresses, ports and lengths are true"
+            ),
+            stamps: line.stamps,
+            buffer_bytes: (socket.buffer.asked_bytes, socket.buffer.got_bytes),
+            drops_from: "drops: the socket's count (SO_MEMINFO)",
+        };
+        let batch = ReceiveBatch::new(ReceiveBatch::PACKETS_MAX, DATAGRAM_BYTES_MAX);
+        Ok(Self { interface, socket, address, drops, dropped, batch, next: 0, read_ns: 0 })
+    }
+}
+
+impl LineReader for SocketReader {
+    fn refill(&mut self, now_ns: u64) -> io::Result<bool> {
+        self.batch.clear();
+        self.next = 0;
+        self.read_ns = now_ns;
+        let unfinished = receive_in_turn(&[(Line::A, self.socket.raw())], &mut self.batch)?;
+        // The kernel begins to stamp a moment after it is asked to. What came before that came before what it stamped.
+        if self.batch.get(0).is_some_and(|first| first.ts_recv.is_none()) {
+            let stamps = self.batch.iter().filter_map(|datagram| datagram.ts_recv);
+            self.read_ns = stamps.map(|stamp| stamp.0).min().unwrap_or(now_ns).min(now_ns);
+        }
+        Ok(!unfinished.is_empty())
+    }
+
+    fn head_ns(&self) -> Option<u64> {
+        let datagram = self.batch.get(self.next)?;
+        Some(datagram.ts_recv.map_or(self.read_ns, |stamp| stamp.0))
+    }
+
+    fn head(&self) -> Option<Frame<'_>> {
+        let datagram = self.batch.get(self.next)?;
+        let header = frame_header(datagram.source, self.address, datagram.bytes.len());
+        Some(Frame {
+            time_ns: datagram.ts_recv.map_or(self.read_ns, |stamp| stamp.0),
+            stamp: datagram.stamp,
+            content: Content::Datagram {
+                header: header.unwrap_or([0; FRAME_HEADER_BYTES]),
+                payload: datagram.bytes,
+                src: datagram.source.into(),
+                is_cut: datagram.truncated,
+            },
+        })
+    }
+
+    fn pop(&mut self) {
+        self.next += 1;
+    }
+
+    fn dropped(&mut self) -> io::Result<u64> {
+        self.drops.read(|_, _| {})?;
+        Ok(self.dropped.load(Ordering::Relaxed))
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Longest payload that is taken whole: any of a jumbo frame. IP fragments beyond it are cut, counted and marked.
+const DATAGRAM_BYTES_MAX: usize = 9_216;
+/// Each reader counts for itself.
+const HANDLE: Handle = Handle { channel: ChannelIndex(0), line: Line::A };

@@ -1,0 +1,419 @@
+//! The thread that writes: disk and compression happen here, so that receiving waits for neither.
+//!
+//! Chunks go round: filled by the recorder, written here, handed back. The one that came back last is filled next, while
+//! the processor's cache still has it; there are more than two only where writing falls behind, and never more than a
+//! fixed number.
+
+use std::{
+    collections::VecDeque,
+    fs::{self, File},
+    io::{self, Write},
+    os::unix::fs::FileTypeExt as _,
+    path::{Path, PathBuf},
+    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    thread::JoinHandle,
+    time::Instant,
+};
+
+use mdgw_captures::{capture_file::pcapng_blocks::whole_blocks_bytes, output_file::EndedAt};
+
+use super::RecordError;
+
+/// A file of the capture could not be written. What was written before is in it.
+#[derive(Debug, thiserror::Error)]
+#[error("{act} {path}{at}")]
+pub struct SpoolError {
+    /// What was tried.
+    pub act: &'static str,
+    /// The file.
+    pub path: String,
+    /// How far it has come, where it was written to.
+    pub at: EndedAt,
+    /// What the system said.
+    #[source]
+    pub source: io::Error,
+}
+
+/// The recorder's end.
+#[derive(Debug)]
+pub(super) struct Spool {
+    orders: Option<SyncSender<Order>>,
+    empty: Receiver<Vec<u8>>,
+    /// Handed back, the latest last.
+    idle: Vec<Vec<u8>>,
+    /// Chunks that there are.
+    made: usize,
+    thread: Option<JoinHandle<Result<Written, SpoolError>>>,
+    /// How long the recorder has waited for chunks, ns.
+    waited_ns: u64,
+}
+
+/// What was written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Written {
+    /// The files that there are, the oldest first.
+    pub(super) files: Vec<PathBuf>,
+    /// Files that gave way to newer ones.
+    pub(super) removed: u64,
+    /// Bytes written, as they are on disk.
+    pub(super) bytes: u64,
+}
+
+#[derive(Debug)]
+enum Order {
+    /// A file begins. Whoever waits for that is told when it is there.
+    Begin(PathBuf, Option<SyncSender<()>>),
+    /// Whole blocks for it.
+    Write(Vec<u8>),
+    /// It ends.
+    End,
+}
+
+impl Spool {
+    /// Starts the thread. Of the files, the last `keep` stay.
+    pub(super) fn start(keep: Option<usize>) -> io::Result<Self> {
+        let (give_back, empty) = sync_channel(CHUNKS);
+        let (orders, to_do) = sync_channel(CHUNKS);
+        let writer = Writer { keep, give_back, current: None, finished: VecDeque::new(), removed: 0, bytes: 0 };
+        let thread = std::thread::Builder::new().name("mdgw-spool".to_owned()).spawn(move || writer.run(&to_do))?;
+        Ok(Self {
+            orders: Some(orders),
+            empty,
+            idle: Vec::with_capacity(CHUNKS),
+            made: 0,
+            thread: Some(thread),
+            waited_ns: 0,
+        })
+    }
+
+    /// An empty chunk. Waits while all of them are being written.
+    pub(super) fn chunk(&mut self) -> Result<Vec<u8>, RecordError> {
+        self.idle.extend(self.empty.try_iter());
+        if let Some(chunk) = self.idle.pop() {
+            return Ok(chunk);
+        }
+        if self.made < CHUNKS {
+            self.made += 1;
+            return Ok(Vec::with_capacity(CHUNK_BYTES));
+        }
+        let since = Instant::now();
+        let chunk = self.empty.recv();
+        self.waited_ns += u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        chunk.map_err(|_| self.why())
+    }
+
+    pub(super) fn begin(&mut self, path: PathBuf) -> Result<(), RecordError> {
+        self.order(Order::Begin(path, None))
+    }
+
+    /// The same, and waits until the file is there.
+    pub(super) fn begin_now(&mut self, path: PathBuf) -> Result<(), RecordError> {
+        let (tell, told) = sync_channel(1);
+        self.order(Order::Begin(path, Some(tell)))?;
+        told.recv().map_err(|_| self.why())
+    }
+
+    pub(super) fn write(&mut self, chunk: Vec<u8>) -> Result<(), RecordError> {
+        self.order(Order::Write(chunk))
+    }
+
+    pub(super) fn end(&mut self) -> Result<(), RecordError> {
+        self.order(Order::End)
+    }
+
+    /// Tells of a failure before there is anything more to hand over.
+    pub(super) fn check(&mut self) -> Result<(), RecordError> {
+        if self.thread.as_ref().is_some_and(JoinHandle::is_finished) { Err(self.why()) } else { Ok(()) }
+    }
+
+    /// How long the recorder has waited for chunks, ns.
+    pub(super) fn waited_ns(&self) -> u64 {
+        self.waited_ns
+    }
+
+    /// Waits until everything is written.
+    pub(super) fn finish(mut self) -> Result<Written, RecordError> {
+        self.orders = None;
+        Ok(self.join()?)
+    }
+
+    fn order(&mut self, order: Order) -> Result<(), RecordError> {
+        match self.orders.as_ref().map(|orders| orders.send(order)) {
+            Some(Ok(())) => Ok(()),
+            _ => Err(self.why()),
+        }
+    }
+
+    /// Why the thread has ended.
+    fn why(&mut self) -> RecordError {
+        match self.join() {
+            Err(error) => error.into(),
+            Ok(_) => RecordError::Thread(io::Error::other("the thread that writes has ended")),
+        }
+    }
+
+    fn join(&mut self) -> Result<Written, SpoolError> {
+        let ended = self.thread.take().map(JoinHandle::join);
+        let panicked = || SpoolError {
+            act: "write",
+            path: "the capture".to_owned(),
+            at: EndedAt::default(),
+            source: io::Error::other("the thread that writes panicked"),
+        };
+        ended.and_then(Result::ok).unwrap_or_else(|| Err(panicked()))
+    }
+}
+
+/// Bytes of a chunk: large writes, and little lost when one is cut.
+pub(super) const CHUNK_BYTES: usize = 512 << 10;
+/// 32 MiB on the way to the disk: a third of a second at 100 MB/s.
+const CHUNKS: usize = 64;
+
+/// The thread's end.
+struct Writer {
+    keep: Option<usize>,
+    give_back: SyncSender<Vec<u8>>,
+    current: Option<OpenFile>,
+    finished: VecDeque<PathBuf>,
+    removed: u64,
+    bytes: u64,
+}
+
+struct OpenFile {
+    path: PathBuf,
+    sink: Sink,
+    /// Bytes handed over: what a pipe got, since it has no length.
+    handed_over: u64,
+}
+
+enum Sink {
+    Plain(File),
+    Zstd(zstd::Encoder<'static, File>),
+    StandardOutput,
+}
+
+impl Writer {
+    fn run(mut self, to_do: &Receiver<Order>) -> Result<Written, SpoolError> {
+        for order in to_do {
+            match order {
+                Order::Begin(path, waiting) => {
+                    self.begin(path)?;
+                    // One message fits without anybody there.
+                    waiting.map(|waiting| waiting.send(()));
+                }
+                Order::Write(mut chunk) => {
+                    if let Some(file) = &mut self.current {
+                        file.write(&chunk)?;
+                    }
+                    chunk.clear();
+                    // The recorder may be gone already, and its chunks with it.
+                    let _ = self.give_back.send(chunk);
+                }
+                Order::End => self.end()?,
+            }
+        }
+        self.end()?;
+        Ok(Written { files: self.finished.into(), removed: self.removed, bytes: self.bytes })
+    }
+
+    fn begin(&mut self, path: PathBuf) -> Result<(), SpoolError> {
+        self.end()?;
+        while self.keep.is_some_and(|keep| self.finished.len() >= keep.max(1)) {
+            let Some(oldest) = self.finished.pop_front() else { break };
+            match fs::remove_file(&oldest) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    return Err(SpoolError {
+                        act: "remove",
+                        path: oldest.display().to_string(),
+                        at: EndedAt::default(),
+                        source,
+                    });
+                }
+                // Whoever took it away meanwhile may have it.
+                _ => self.removed += 1,
+            }
+        }
+        self.current = Some(OpenFile::create(path)?);
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), SpoolError> {
+        let Some(file) = self.current.take() else { return Ok(()) };
+        let path = file.path.clone();
+        self.bytes += file.finish()?;
+        self.finished.push_back(path);
+        Ok(())
+    }
+}
+
+impl OpenFile {
+    /// A new file; one that is there already is never written over, but a device or a pipe is written to.
+    fn create(path: PathBuf) -> Result<Self, SpoolError> {
+        if super::is_standard_output(&path) {
+            return Ok(Self { path, sink: Sink::StandardOutput, handed_over: 0 });
+        }
+        let is_compressed = path.extension().is_some_and(|end| end == "zst");
+        let opened = match File::create_new(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_stream(&path) => {
+                File::options().write(true).open(&path)
+            }
+            other => other,
+        };
+        let sink = opened.and_then(|file| {
+            Ok(if is_compressed { Sink::Zstd(zstd::Encoder::new(file, ZSTD_LEVEL)?) } else { Sink::Plain(file) })
+        });
+        let shown = path.display().to_string();
+        sink.map(|sink| Self { path, sink, handed_over: 0 }).map_err(|source| SpoolError {
+            act: "create",
+            path: shown,
+            at: EndedAt::default(),
+            source,
+        })
+    }
+
+    /// Writes whole blocks through to the system. Where that fails, the file ends with the last one that fitted; a compressed
+    /// one with those before.
+    fn write(&mut self, blocks: &[u8]) -> Result<(), SpoolError> {
+        let before = self.position();
+        let written = match &mut self.sink {
+            Sink::Plain(file) => file.write_all(blocks),
+            Sink::Zstd(encoder) => encoder.write_all(blocks).and_then(|()| encoder.flush()),
+            Sink::StandardOutput => {
+                let mut stdout = io::stdout().lock();
+                stdout.write_all(blocks).and_then(|()| stdout.flush())
+            }
+        };
+        self.handed_over += blocks.len() as u64;
+        written.map_err(|source| {
+            let file = match &self.sink {
+                Sink::Plain(file) => Some(file),
+                Sink::Zstd(encoder) => Some(encoder.get_ref()),
+                Sink::StandardOutput => None,
+            };
+            // A reader bears with half a block; where it can be helped, it doesn't have to.
+            if let Some((file, before)) = file.zip(before) {
+                let _ = file.set_len(before + self.whole_behind(before, blocks));
+            }
+            failed(&self.path, source)
+        })
+    }
+
+    /// Bytes behind `before` that whole ones of the blocks take.
+    fn whole_behind(&self, before: u64, blocks: &[u8]) -> u64 {
+        if !matches!(self.sink, Sink::Plain(_)) {
+            return 0;
+        }
+        let fitted = usize::try_from(self.position().unwrap_or(before).saturating_sub(before)).unwrap_or_default();
+        whole_blocks_bytes(blocks.get(..fitted).unwrap_or(blocks)) as u64
+    }
+
+    /// Bytes so far; `None` where there is no file.
+    fn position(&self) -> Option<u64> {
+        let file = match &self.sink {
+            Sink::Plain(file) => file,
+            Sink::Zstd(encoder) => encoder.get_ref(),
+            Sink::StandardOutput => return None,
+        };
+        file.metadata().ok().filter(fs::Metadata::is_file).map(|metadata| metadata.len())
+    }
+
+    /// Ends the file; its bytes.
+    fn finish(mut self) -> Result<u64, SpoolError> {
+        if let Sink::Zstd(encoder) = self.sink {
+            let ended = encoder.finish().map_err(|source| failed(&self.path, source));
+            self.sink = Sink::Plain(ended?);
+        }
+        Ok(self.position().unwrap_or(self.handed_over))
+    }
+}
+
+fn failed(path: &Path, source: io::Error) -> SpoolError {
+    SpoolError { act: "write", path: path.display().to_string(), at: EndedAt::of(path), source }
+}
+
+fn is_stream(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_char_device() || metadata.file_type().is_fifo())
+}
+
+/// The library's default: half a gigabyte a second on a core.
+const ZSTD_LEVEL: i32 = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_files_stay_and_the_others_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut spool = Spool::start(Some(2)).unwrap();
+        for name in ["a", "b", "c", "d"] {
+            spool.begin(folder.path().join(name)).unwrap();
+            let mut chunk = spool.chunk().unwrap();
+            chunk.extend_from_slice(name.as_bytes());
+            spool.write(chunk).unwrap();
+        }
+        let written = spool.finish().unwrap();
+        assert_eq!(written.files, ["c", "d"].map(|name| folder.path().join(name)));
+        assert_eq!((written.removed, written.bytes), (2, 4));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+        assert_eq!(fs::read(folder.path().join("d")).unwrap(), b"d");
+    }
+
+    #[test]
+    fn what_goes_into_a_pipe_is_counted_too() {
+        let mut stream = OpenFile::create("/dev/null".into()).unwrap();
+        stream.write(b"some").unwrap();
+        stream.write(b"bytes").unwrap();
+        assert_eq!(stream.finish().unwrap(), 9);
+    }
+
+    #[test]
+    fn chunks_go_round_and_what_ends_in_zst_is_compressed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.pcapng.zst");
+        let mut spool = Spool::start(None).unwrap();
+        spool.begin(path.clone()).unwrap();
+        for number in 0..u32::try_from(3 * CHUNKS).unwrap() {
+            let mut chunk = spool.chunk().unwrap();
+            assert!(chunk.is_empty() && chunk.capacity() >= CHUNK_BYTES);
+            chunk.extend_from_slice(&number.to_le_bytes());
+            spool.write(chunk).unwrap();
+        }
+        spool.finish().unwrap();
+        let content = zstd::decode_all(File::open(&path).unwrap()).unwrap();
+        let numbers: Vec<u8> = (0..u32::try_from(3 * CHUNKS).unwrap()).flat_map(u32::to_le_bytes).collect();
+        assert_eq!(content, numbers);
+    }
+
+    #[test]
+    fn nothing_is_written_over_and_a_full_disk_is_told_with_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("there");
+        fs::write(&path, "before").unwrap();
+        let mut spool = Spool::start(None).unwrap();
+        let error = spool.begin_now(path.clone()).unwrap_err();
+        assert!(in_full(&error).contains(&format!("create {}: File exists", path.display())), "{}", in_full(&error));
+        assert_eq!(fs::read(&path).unwrap(), b"before");
+
+        let mut spool = Spool::start(None).unwrap();
+        spool.begin("/dev/full".into()).unwrap();
+        let mut chunk = spool.chunk().unwrap();
+        chunk.push(1);
+        spool.write(chunk).unwrap();
+        let error = spool.finish().unwrap_err();
+        assert!(in_full(&error).contains("write /dev/full: No space left"), "{}", in_full(&error));
+    }
+
+    #[test]
+    fn whoever_hands_over_after_a_failure_is_told_of_it() {
+        let mut spool = Spool::start(None).unwrap();
+        spool.begin("/nonexistent/folder/file".into()).unwrap();
+        // The orders before the thread notices are lost with it; it must not take longer than there are chunks.
+        let told = (0..=2 * CHUNKS).find_map(|_| spool.chunk().and_then(|chunk| spool.write(chunk)).err());
+        assert!(in_full(&told.unwrap()).contains("create /nonexistent/folder/file: No such file"));
+    }
+
+    fn in_full(error: &dyn std::error::Error) -> String {
+        error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {}", in_full(source)))
+    }
+}

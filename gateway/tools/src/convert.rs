@@ -1,0 +1,338 @@
+//! DBN to tables: CSV, JSON lines, Parquet. Names, order and looks of columns are the official client's: CSV and JSON are
+//! written by its own encoders, Parquet by the same names.
+//!
+//! A table has records of one type. JSON lines may hold several, one object each.
+
+#[cfg(feature = "parquet")]
+mod columns;
+#[cfg(feature = "parquet")]
+mod parquet;
+
+use std::{
+    cell::RefCell,
+    io::{self, BufWriter},
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+    rc::Rc,
+};
+
+use dbn::{
+    RType, Record as _, RecordRef, Schema, TsSymbolMap,
+    encode::{EncodeRecordRef as _, EncodeRecordTextExt as _, csv, json},
+    symbol_map::SymbolIndex as _,
+};
+use mdgw_captures::{
+    dbn_file::schema_name,
+    dbn_input::{DbnInput, DbnInputError},
+    output_file::{EndedAt, OutputFile},
+};
+
+use crate::replay::offline::is_same_file;
+
+/// What to convert, and how.
+#[derive(Clone, Debug)]
+pub struct ConvertOptions {
+    /// DBN file, plain or zstd; `-` is standard input.
+    pub input: PathBuf,
+    /// Where to; `-` is standard output.
+    pub output: PathBuf,
+    /// Into what.
+    pub format: Format,
+    /// Records of this schema alone.
+    pub schema: Option<Schema>,
+    /// Prices as decimals and times as dates, or both as the integers that they are.
+    pub pretty: bool,
+    /// A column with the symbol.
+    pub map_symbols: bool,
+}
+
+/// A format of tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Comma-separated, with a header.
+    Csv,
+    /// One object on each line.
+    Json,
+    /// Apache Parquet.
+    Parquet,
+}
+
+/// What was converted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Converted {
+    /// Records written.
+    pub records: u64,
+    /// Records of other schemas, left out.
+    pub left_out: u64,
+}
+
+/// Why a conversion could not be done, or not to the end. What was written before stays.
+#[derive(Debug, thiserror::Error)]
+pub enum ConvertError {
+    /// The input; `records` were written.
+    #[error("{fault} ({records} records before it were written)")]
+    Input {
+        /// What is wrong with it.
+        fault: DbnInputError,
+        /// Records written.
+        records: u64,
+    },
+    /// The output.
+    #[error("write {}{at}", path.display())]
+    Output {
+        /// Where to.
+        path: PathBuf,
+        /// Where that ended.
+        at: EndedAt,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A record that can't be encoded.
+    #[error("convert {} at byte {offset}: {source}", path.display())]
+    Record {
+        /// The input.
+        path: PathBuf,
+        /// Where the record begins.
+        offset: u64,
+        /// What the encoder says.
+        source: dbn::Error,
+    },
+    /// A table of one type can't hold a second one.
+    #[error(
+        "convert {}: a record of {second} at byte {offset} among those of {first}; a table holds one: choose with --schema",
+        path.display()
+    )]
+    SeveralSchemas {
+        /// The input.
+        path: PathBuf,
+        /// Where the other record begins.
+        offset: u64,
+        /// The table's records.
+        first: &'static str,
+        /// The other record.
+        second: &'static str,
+    },
+    /// The output would overwrite the input.
+    #[error("convert: {} is the input: choose another name for the output", path.display())]
+    OutputIsInput {
+        /// The output.
+        path: PathBuf,
+    },
+    /// This program can't write Parquet.
+    #[error("convert: this build has no Parquet; build it with `cargo build --release --features parquet`")]
+    NoParquet,
+    /// The caller broke off.
+    #[error("convert: interrupted, after {records} records")]
+    Interrupted {
+        /// Records written.
+        records: u64,
+    },
+}
+
+/// Converts a DBN stream. `watch` hears how many bytes of the input were read, and may break off.
+///
+/// # Errors
+/// See [`ConvertError`].
+pub fn run(options: &ConvertOptions, watch: &mut dyn FnMut(u64) -> ControlFlow<()>) -> Result<Converted, ConvertError> {
+    if cfg!(not(feature = "parquet")) && options.format == Format::Parquet {
+        return Err(ConvertError::NoParquet);
+    }
+    if is_same_file(&options.input, &options.output) {
+        return Err(ConvertError::OutputIsInput { path: options.output.clone() });
+    }
+    let input_error = |records| move |fault| ConvertError::Input { fault, records };
+    let mut input = DbnInput::open(&options.input).map_err(input_error(0))?;
+    let symbols = options.map_symbols.then(|| TsSymbolMap::try_from(input.metadata())).transpose();
+    let record_error = |offset, source| ConvertError::Record { path: options.input.clone(), offset, source };
+    let symbols = symbols.map_err(|source| record_error(0, source))?;
+    // A file that says what it holds says so to a table without a row too.
+    let schema = options.schema.or_else(|| input.metadata().schema);
+    let wanted = schema.map(RType::from);
+    let mut converted = Converted::default();
+    let file = OutputFile::create(&options.output).map_err(|source| RowError::Io(source).in_output(options, 0))?;
+    let mut table = Table::begin(BufWriter::with_capacity(BUFFER_BYTES, file), options, schema)
+        .map_err(|error| error.in_output(options, 0))?;
+    let ended = loop {
+        let offset = input.offset();
+        let record = match input.next_record() {
+            Ok(Some(record)) => record,
+            Ok(None) => break Ok(()),
+            Err(fault) => break Err(input_error(converted.records)(fault)),
+        };
+        let rtype = record.rtype().map_err(|source| record_error(offset, source))?;
+        if options.schema.is_some() && Some(rtype) != wanted {
+            converted.left_out += 1;
+            continue;
+        }
+        if let Some(first) = table.rtype.filter(|first| *first != rtype && options.format != Format::Json) {
+            break Err(ConvertError::SeveralSchemas {
+                path: options.input.clone(),
+                offset,
+                first: schema_name(first),
+                second: schema_name(rtype),
+            });
+        }
+        let symbol = symbols.as_ref().map(|symbols| symbols.get_for_rec(&record).map(String::as_str));
+        if let Err(error) = table.write(record, rtype, symbol) {
+            return Err(error.in_output(options, offset));
+        }
+        converted.records += 1;
+        if converted.records.is_multiple_of(RECORDS_PER_LOOK) && watch(input.file_bytes_read()).is_break() {
+            break Err(ConvertError::Interrupted { records: converted.records });
+        }
+    };
+    // What was written is made readable, whatever ended it.
+    table.finish().map_err(|error| error.in_output(options, input.offset()))?;
+    ended.map(|()| converted)
+}
+
+/// Rows on their way into a file.
+struct Table {
+    writer: Writer,
+    /// Of all records, once it is known.
+    rtype: Option<RType>,
+}
+
+enum Writer {
+    Csv(Box<csv::Encoder<Output>>),
+    /// The encoder keeps what it writes to, so the end of the file has a handle of its own.
+    Json(json::Encoder<Shared>, Shared),
+    /// What the columns are is known with the first record.
+    #[cfg(feature = "parquet")]
+    Parquet(Box<parquet::Rows>),
+}
+
+type Output = BufWriter<OutputFile>;
+
+#[derive(Clone)]
+struct Shared(Rc<RefCell<Output>>);
+
+impl io::Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.borrow_mut().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.borrow_mut().flush()
+    }
+}
+
+/// Why a row could not be written.
+enum RowError {
+    Encoder(dbn::Error),
+    Io(io::Error),
+}
+
+impl Table {
+    fn begin(output: Output, options: &ConvertOptions, schema: Option<Schema>) -> Result<Self, RowError> {
+        let rtype = schema.map(RType::from);
+        let writer = match options.format {
+            Format::Csv => {
+                let builder = csv::Encoder::builder(output)
+                    .use_pretty_px(options.pretty)
+                    .use_pretty_ts(options.pretty)
+                    .with_symbol(options.map_symbols)
+                    .schema(schema);
+                Writer::Csv(Box::new(builder.build().map_err(RowError::Encoder)?))
+            }
+            Format::Json => {
+                let shared = Shared(Rc::new(RefCell::new(output)));
+                let encoder = json::Encoder::builder(shared.clone())
+                    .use_pretty_px(options.pretty)
+                    .use_pretty_ts(options.pretty)
+                    .build();
+                Writer::Json(encoder, shared)
+            }
+            #[cfg(feature = "parquet")]
+            Format::Parquet => Writer::Parquet(Box::new(
+                parquet::Rows::begin(output, rtype, options.pretty, options.map_symbols).map_err(RowError::Io)?,
+            )),
+            #[cfg(not(feature = "parquet"))]
+            Format::Parquet => return Err(RowError::Io(io::ErrorKind::Unsupported.into())),
+        };
+        Ok(Self { writer, rtype })
+    }
+
+    /// `symbol`: `None` without a column for it, `Some(None)` where nobody knows it.
+    fn write(&mut self, record: RecordRef<'_>, rtype: RType, symbol: Option<Option<&str>>) -> Result<(), RowError> {
+        self.rtype = Some(rtype);
+        match (&mut self.writer, symbol) {
+            (Writer::Csv(csv), Some(symbol)) => csv.encode_ref_with_sym(record, symbol).map_err(RowError::Encoder),
+            (Writer::Csv(csv), None) => csv.encode_record_ref(record).map_err(RowError::Encoder),
+            (Writer::Json(json, _), Some(symbol)) => {
+                json.encode_ref_with_sym(record, symbol).map_err(RowError::Encoder)
+            }
+            (Writer::Json(json, _), None) => json.encode_record_ref(record).map_err(RowError::Encoder),
+            #[cfg(feature = "parquet")]
+            (Writer::Parquet(rows), symbol) => {
+                rows.write(record.as_ref(), rtype, symbol.flatten()).map_err(RowError::Io)
+            }
+        }
+    }
+
+    fn finish(self) -> Result<(), RowError> {
+        let output = match self.writer {
+            Writer::Csv(csv) => csv.into_inner().map_err(RowError::Encoder)?,
+            Writer::Json(json, shared) => {
+                drop(json);
+                let Some(output) = Rc::into_inner(shared.0) else { return Ok(()) };
+                output.into_inner()
+            }
+            #[cfg(feature = "parquet")]
+            Writer::Parquet(rows) => rows.finish().map_err(RowError::Io)?,
+        };
+        let file = output.into_inner().map_err(|error| RowError::Io(error.into_error()))?;
+        file.finish().map_err(RowError::Io)
+    }
+}
+
+impl RowError {
+    fn in_output(self, options: &ConvertOptions, offset: u64) -> ConvertError {
+        let path = options.output.clone();
+        let at = EndedAt::of(&path);
+        match self {
+            Self::Io(source) | Self::Encoder(dbn::Error::Io { source, .. }) => {
+                ConvertError::Output { path, at, source }
+            }
+            Self::Encoder(source) => ConvertError::Record { path: options.input.clone(), offset, source },
+        }
+    }
+}
+
+impl Format {
+    /// By the end of a file's name; `None` where it tells none.
+    #[must_use]
+    pub fn of_path(path: &Path) -> Option<Self> {
+        let name = path.file_name()?.to_str()?;
+        let name = name.strip_suffix(".zst").unwrap_or(name);
+        let (_, end) = name.rsplit_once('.')?;
+        Some(match end {
+            "csv" => Self::Csv,
+            "json" | "jsonl" | "ndjson" => Self::Json,
+            "parquet" => Self::Parquet,
+            _ => return None,
+        })
+    }
+}
+
+/// Records between two looks at the caller's wish to stop.
+const RECORDS_PER_LOOK: u64 = 16_384;
+const BUFFER_BYTES: usize = 512 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_format_is_told_by_the_name() {
+        let of = |name: &str| Format::of_path(Path::new(name));
+        assert_eq!(of("a.b/day.csv"), Some(Format::Csv));
+        assert_eq!(of("day.csv.zst"), Some(Format::Csv));
+        assert_eq!(of("day.jsonl"), Some(Format::Json));
+        assert_eq!(of("day.json.zst"), Some(Format::Json));
+        assert_eq!(of("day.parquet"), Some(Format::Parquet));
+        for name in ["-", "day", "day.dbn", "csv", "day.zst"] {
+            assert_eq!(of(name), None, "{name}");
+        }
+    }
+}

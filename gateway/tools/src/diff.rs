@@ -1,0 +1,299 @@
+//! What differs between two recordings of the same thing: by name and content, whatever their local times.
+//!
+//! ```text
+//! recording A ── items in order ─┐
+//!                                ├─ compare: name by name ── first differences, counts
+//! recording B ── items in order ─┘
+//! ```
+//! An **item** is the smallest thing with a name: a published frame (channel, session, sequence, part), a DBN record
+//! (publisher, instrument, type, `sequence`, and which of those it is), or a message of a feed (feed, numbering,
+//! sequence). Both sides are read step by step; what one side has and the other has not yet is remembered until it
+//! comes, within a bound. Lines, losses that other lines fill, the cutting of packets and the order between channels
+//! make no difference; order within a channel or an instrument does.
+
+mod compare;
+mod dbn_records;
+mod feed_messages;
+mod published;
+
+use std::{
+    io,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
+
+use mdgw_captures::{
+    capture_file::{CaptureError, CaptureFile, OpenOptions},
+    dbn_input::{self, DbnInputError},
+};
+use mdgw_feeds::{identity::Feed, time::TradingDate};
+use mdgw_publog::LogError;
+use serde::Serialize;
+
+use self::{
+    compare::{Comparison, Side},
+    dbn_records::DbnRecords,
+    feed_messages::FeedMessages,
+    published::{PublishedCapture, PublishedLog},
+};
+use crate::merge::MergeError;
+
+/// How two recordings are compared.
+#[derive(Clone, Debug)]
+pub struct DiffOptions {
+    /// Differences that are told one by one.
+    pub told_max: usize,
+    /// Items that one side may be ahead of the other, names that are remembered to know repetitions.
+    pub names_max: usize,
+    /// Feed of captures whose packets don't tell it.
+    pub feed: Option<Feed>,
+    /// Trading date, where the input doesn't tell it.
+    pub date: Option<TradingDate>,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Difference {
+    /// Whether there is no difference.
+    pub same: bool,
+    /// What was compared: `published frames`, `DBN records` or `messages`.
+    pub compared: &'static str,
+    /// The two recordings.
+    pub paths: [String; 2],
+    /// Items of each, repetitions left out.
+    pub items: [u64; 2],
+    /// Items that both have.
+    pub common: u64,
+    /// Of these, items that differ in content.
+    pub content_differs: u64,
+    /// Items that only one side has.
+    pub only: [u64; 2],
+    /// Streams (channels' sessions, instruments) whose items are the same but come in another order.
+    pub order_differs: u64,
+    /// Common items with the same content and other local times (receive times): no difference.
+    pub local_times_differ: u64,
+    /// Items that a side had brought before: copies of other lines, retransmissions.
+    pub repeated: [u64; 2],
+    /// The first differences.
+    pub differences: Vec<Told>,
+    /// What ended a side before its end.
+    pub damages: Vec<String>,
+}
+
+/// One difference.
+#[derive(Clone, Debug, Serialize)]
+pub struct Told {
+    /// `content`, `only in A`, `only in B`, `order`.
+    pub kind: &'static str,
+    /// The name of the item, or of the stream.
+    pub name: String,
+    /// Where it stands in A.
+    pub at_a: Option<String>,
+    /// Where it stands in B.
+    pub at_b: Option<String>,
+    /// What differs.
+    pub what: Option<String>,
+}
+
+/// Why two recordings could not be compared.
+#[derive(Debug, thiserror::Error)]
+pub enum DiffError {
+    /// A file could not be looked at.
+    #[error("read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A capture.
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
+    /// A DBN file.
+    #[error(transparent)]
+    Dbn(#[from] DbnInputError),
+    /// A publication log.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// Captures of a feed that can't be put together.
+    #[error(transparent)]
+    Merge(#[from] MergeError),
+    /// A folder without a log.
+    #[error("diff: no publication log in {}", path.display())]
+    NoLog {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// Two things that have nothing to be compared by.
+    #[error("diff: {a} holds {of_a}, {b} holds {of_b}: these can't be compared")]
+    Kinds {
+        /// One file.
+        a: String,
+        /// What it holds.
+        of_a: &'static str,
+        /// The other one.
+        b: String,
+        /// What that holds.
+        of_b: &'static str,
+    },
+    /// Two sides that drift too far apart.
+    #[error("diff: the two are more than {names_max} items apart; raise --names")]
+    TooFarApart {
+        /// The bound.
+        names_max: usize,
+    },
+    /// Nothing to compare on either side.
+    #[error("diff: nothing in {a} and nothing in {b} that could be compared")]
+    Nothing {
+        /// One file.
+        a: String,
+        /// The other one.
+        b: String,
+    },
+    /// The caller broke off.
+    #[error("diff: interrupted")]
+    Interrupted,
+}
+
+/// Compares two recordings. `watch` hears how many bytes of the files were read, and may break off.
+///
+/// # Errors
+/// See [`DiffError`]. Damage inside a file is none of these: it stands in the result, which is then never "same".
+pub fn run(
+    paths: [&Path; 2],
+    options: &DiffOptions,
+    watch: &mut dyn FnMut(u64) -> ControlFlow<()>,
+) -> Result<Difference, DiffError> {
+    let [a, b] = paths;
+    let (of_a, of_b) = (Kind::of(a)?, Kind::of(b)?);
+    if of_a.name() != of_b.name() {
+        let (a, b) = (a.display().to_string(), b.display().to_string());
+        return Err(DiffError::Kinds { a, of_a: of_a.name(), b, of_b: of_b.name() });
+    }
+    let mut sides = [of_a.open(a, options)?, of_b.open(b, options)?];
+    let mut comparison = Comparison::new(options.told_max, options.names_max);
+    comparison.run(&mut sides, watch)?;
+    let mut difference = comparison.finish(&sides);
+    difference.compared = of_a.name();
+    difference.paths = paths.map(|path| path.display().to_string());
+    if difference.items == [0, 0] && difference.damages.is_empty() {
+        let [a, b] = difference.paths;
+        return Err(DiffError::Nothing { a, b });
+    }
+    Ok(difference)
+}
+
+/// What a recording is.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Log,
+    Published,
+    Feed,
+    Dbn,
+}
+
+impl Kind {
+    /// By its content.
+    fn of(path: &Path) -> Result<Self, DiffError> {
+        let read = |source| DiffError::Read { path: path.to_owned(), source };
+        let metadata = std::fs::metadata(path).map_err(read)?;
+        if metadata.is_dir() {
+            return Ok(Self::Log);
+        }
+        if !metadata.is_file() {
+            let why = "no file but a pipe or a device, and it has to be read twice: write it to a file first";
+            return Err(read(io::Error::other(why)));
+        }
+        if dbn_input::is_dbn(path).map_err(read)? {
+            return Ok(Self::Dbn);
+        }
+        // The date is needed for day files alone, and these hold no packets of ours.
+        let options = OpenOptions { date: TradingDate::from_yyyymmdd(19_700_101), ..OpenOptions::default() };
+        let mut file = CaptureFile::open(path, &options)?;
+        for _ in 0..LOOKED_AT_MAX {
+            match file.next_datagram() {
+                Ok(Some(datagram)) if published::is_published(datagram.payload) => return Ok(Self::Published),
+                Ok(Some(_)) => {}
+                Ok(None) | Err(_) => break,
+            }
+        }
+        Ok(Self::Feed)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Log | Self::Published => "published frames",
+            Self::Feed => "messages",
+            Self::Dbn => "DBN records",
+        }
+    }
+
+    fn open(self, path: &Path, options: &DiffOptions) -> Result<Box<dyn Side>, DiffError> {
+        Ok(match self {
+            Self::Log => Box::new(PublishedLog::open(path)?),
+            Self::Published => Box::new(PublishedCapture::open(path)?),
+            Self::Feed => Box::new(FeedMessages::open(path, options)?),
+            Self::Dbn => Box::new(DbnRecords::open(path)?),
+        })
+    }
+}
+
+/// Datagrams from which is told what a capture holds.
+const LOOKED_AT_MAX: usize = 1_000;
+
+impl Difference {
+    /// One line of JSON.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// Text for people.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        use std::fmt::Write as _;
+
+        use crate::replay::summary::grouped;
+        let mut text = String::new();
+        let [a, b] = &self.paths;
+        // Writing to a string cannot fail.
+        for told in &self.differences {
+            let place = |at: &Option<String>| at.clone().unwrap_or_else(|| "-".to_owned());
+            let _ = writeln!(text, "{:<10} {}", told.kind, told.name);
+            let _ = writeln!(text, "           A {}, B {}", place(&told.at_a), place(&told.at_b));
+            if let Some(what) = &told.what {
+                let _ = writeln!(text, "           {what}");
+            }
+        }
+        if !self.differences.is_empty() {
+            text.push('\n');
+        }
+        let [items_a, items_b] = self.items;
+        let [only_a, only_b] = self.only;
+        let verdict = if self.same { "same" } else { "different" };
+        let rows = [
+            ("result", verdict.to_owned()),
+            ("A", format!("{a}: {} {}", grouped(items_a), self.compared)),
+            ("B", format!("{b}: {} {}", grouped(items_b), self.compared)),
+            ("in both", grouped(self.common)),
+            ("content differs", grouped(self.content_differs)),
+            ("only in A", grouped(only_a)),
+            ("only in B", grouped(only_b)),
+            ("order differs", grouped(self.order_differs)),
+        ];
+        for (name, value) in rows {
+            let _ = writeln!(text, "{name:<26} {value}");
+        }
+        let [repeated_a, repeated_b] = self.repeated;
+        for (name, count) in [
+            ("local times differ", self.local_times_differ),
+            ("repeated in A", repeated_a),
+            ("repeated in B", repeated_b),
+        ] {
+            if count > 0 {
+                let _ = writeln!(text, "{name:<26} {} (no difference)", grouped(count));
+            }
+        }
+        text
+    }
+}

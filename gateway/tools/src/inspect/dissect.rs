@@ -1,0 +1,252 @@
+//! From a datagram to its messages: which protocol it speaks, what its framing says, where each message lies.
+
+use std::{collections::HashMap, net::SocketAddr};
+
+use mdgw_captures::capture_file::{CaptureKind, CapturedDatagram};
+use mdgw_feeds::{
+    drop_reason::DropReason,
+    identity::Sequence,
+    transport::{Packet, PacketKind, Recognised, Transport as _, moldudp64::MoldUdp64, recognise},
+    venue::wire::{FieldValue, Fields as _},
+};
+
+use super::protocol::{self, AnyMessage};
+
+/// Takes the datagrams of one file apart, and remembers what earlier ones told: which protocol an address speaks, and
+/// which symbols its venue's stock numbers stand for.
+#[derive(Debug)]
+pub struct Dissector {
+    wanted: Option<Recognised>,
+    kind: CaptureKind,
+    known: Vec<(SocketAddr, Recognised)>,
+    /// Place in `known` that the last datagram took: most take the same.
+    known_last: usize,
+    symbols: HashMap<(SocketAddr, u16), Symbol>,
+    /// Where the next message of a day file stands in it.
+    file_offset: u64,
+}
+
+/// A symbol without its padding, at most eight bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Symbol {
+    bytes: [u8; 8],
+    len: u8,
+}
+
+/// A datagram taken apart.
+#[derive(Clone, Debug)]
+pub struct PacketView<'a> {
+    /// As captured.
+    pub datagram: CapturedDatagram<'a>,
+    /// Whether packets were captured, or made from a day file: then they have no addresses and no frames.
+    pub kind: CaptureKind,
+    /// What it is.
+    pub framing: Framing<'a>,
+    /// Its messages, or those of them that were asked for.
+    pub messages: Vec<MessageView<'a>>,
+}
+
+/// What a datagram is.
+#[derive(Clone, Copy, Debug)]
+pub enum Framing<'a> {
+    /// A packet of a known protocol.
+    Packet(Recognised, Packet<'a>),
+    /// MoldUDP64 without messages, before anything told whose it is.
+    Silent(Packet<'a>),
+    /// From an address that speaks this protocol, but its framing is broken.
+    Broken(Recognised, DropReason),
+    /// Of no feed that is known.
+    Foreign,
+}
+
+/// One message of a packet.
+#[derive(Clone, Copy, Debug)]
+pub struct MessageView<'a> {
+    /// Its number; `None` where the packet carries none.
+    pub sequence: Option<Sequence>,
+    /// Where its length stands, counted from the start of the payload; in a day file from the start of the file.
+    pub offset: u64,
+    /// The message without its length.
+    pub bytes: &'a [u8],
+    /// Its content, or why it can't be understood.
+    pub message: Result<AnyMessage<'a>, DropReason>,
+    /// The instrument that it is about, where it names one or an earlier message named its number.
+    pub symbol: Option<Symbol>,
+}
+
+impl Dissector {
+    /// For a file of that kind. `wanted`: what datagrams that tell no protocol are taken for.
+    #[must_use]
+    pub fn new(kind: CaptureKind, wanted: Option<Recognised>) -> Self {
+        Self { wanted, kind, known: Vec::new(), known_last: 0, symbols: HashMap::new(), file_offset: 0 }
+    }
+
+    /// Which protocols were met, and where.
+    #[must_use]
+    pub fn known(&self) -> &[(SocketAddr, Recognised)] {
+        &self.known
+    }
+
+    /// What a datagram is, without a look at its messages.
+    #[inline]
+    pub fn framing<'a>(&mut self, datagram: &CapturedDatagram<'a>) -> Framing<'a> {
+        let Some(protocol) = self.protocol_of(datagram.dst) else { return self.first_of(datagram) };
+        match protocol::parse(protocol, datagram.payload) {
+            Ok(packet) => Framing::Packet(protocol, packet),
+            // Two feeds at one address: captures without addresses have that.
+            Err(reason) => match recognise(datagram.payload) {
+                Some(other) if other != protocol && self.takes(other) => packet_of(other, datagram.payload),
+                Some(other) if other != protocol => Framing::Foreign,
+                _ => Framing::Broken(protocol, reason),
+            },
+        }
+    }
+
+    /// Takes a datagram apart.
+    pub fn packet<'a>(&mut self, datagram: CapturedDatagram<'a>) -> PacketView<'a> {
+        let framing = self.framing(&datagram);
+        let mut messages = Vec::new();
+        if let Framing::Packet(protocol, packet) = framing {
+            let mut block = packet.messages;
+            loop {
+                let offset = datagram.payload.len() - block.len();
+                let Some(bytes) = protocol::next_message(protocol, &mut block) else { break };
+                let message = AnyMessage::parse(protocol, bytes);
+                let place = messages.len() as u64;
+                messages.push(MessageView {
+                    sequence: (!packet.unsequenced).then(|| packet.first.plus(place)),
+                    offset: self.offset(offset as u64, bytes),
+                    bytes,
+                    message,
+                    symbol: message.ok().and_then(|message| self.symbol(datagram.dst, &message)),
+                });
+            }
+        }
+        PacketView { datagram, kind: self.kind, framing, messages }
+    }
+
+    #[inline]
+    fn protocol_of(&mut self, dst: SocketAddr) -> Option<Recognised> {
+        match self.known.get(self.known_last) {
+            Some((known, protocol)) if *known == dst => Some(*protocol),
+            _ => {
+                self.known_last = self.known.iter().position(|(known, _)| *known == dst)?;
+                self.known.get(self.known_last).map(|(_, protocol)| *protocol)
+            }
+        }
+    }
+
+    /// A datagram of an address that nothing is known of.
+    #[cold]
+    fn first_of<'a>(&mut self, datagram: &CapturedDatagram<'a>) -> Framing<'a> {
+        let payload = datagram.payload;
+        if let Some(protocol) = recognise(payload) {
+            if !self.takes(protocol) {
+                return Framing::Foreign;
+            }
+            if self.known.len() < KNOWN_MAX {
+                self.known.push((datagram.dst, protocol));
+            }
+            return packet_of(protocol, payload);
+        }
+        if let Some(wanted) = self.wanted {
+            return protocol::parse(wanted, payload).map_or(Framing::Foreign, |packet| Framing::Packet(wanted, packet));
+        }
+        match MoldUdp64::parse(payload) {
+            Ok(packet) if packet.kind != PacketKind::Messages => Framing::Silent(packet),
+            _ => Framing::Foreign,
+        }
+    }
+
+    fn takes(&self, protocol: Recognised) -> bool {
+        self.wanted.is_none_or(|wanted| wanted == protocol)
+    }
+
+    /// Where a message stands: in its payload, or in the day file whose messages follow each other without a gap.
+    fn offset(&mut self, in_payload: u64, message: &[u8]) -> u64 {
+        if self.kind == CaptureKind::Packets {
+            return in_payload;
+        }
+        let offset = self.file_offset;
+        self.file_offset += (LENGTH_BYTES + message.len()) as u64;
+        offset
+    }
+
+    /// The instrument of a message. ITCH names it in a few messages and numbers it in all.
+    fn symbol(&mut self, dst: SocketAddr, message: &AnyMessage<'_>) -> Option<Symbol> {
+        let mut named = None;
+        message.fields(&mut |_, value| {
+            if let FieldValue::Symbol(symbol) = value {
+                named = Some(Symbol::new(symbol));
+            }
+        });
+        let AnyMessage::Itch50(message) = message else { return named };
+        let key = (dst, message.stock_locate());
+        match named {
+            Some(symbol) => {
+                self.symbols.insert(key, symbol);
+                named
+            }
+            None => self.symbols.get(&key).copied(),
+        }
+    }
+}
+
+impl Symbol {
+    /// The first eight bytes of a symbol without padding.
+    #[must_use]
+    pub fn new(symbol: &[u8]) -> Self {
+        let mut bytes = [0; 8];
+        let len = symbol.len().min(bytes.len());
+        for (to, from) in bytes.iter_mut().zip(symbol) {
+            *to = *from;
+        }
+        Self { bytes, len: u8::try_from(len).unwrap_or_default() }
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        self.bytes.get(..usize::from(self.len)).unwrap_or_default()
+    }
+}
+
+impl PacketView<'_> {
+    /// Hands the fields of the transport header to `visit`; how many bytes of the payload they are, 0 without one.
+    pub fn header(&self, visit: &mut dyn FnMut(&'static str, FieldValue<'_>)) -> usize {
+        match self.framing {
+            Framing::Packet(protocol, _) | Framing::Broken(protocol, _) => {
+                protocol::header(protocol, self.datagram.payload, visit)
+            }
+            Framing::Silent(_) => protocol::header(Recognised::Itch50, self.datagram.payload, visit),
+            Framing::Foreign => 0,
+        }
+    }
+
+    /// Bytes of the payload, as far as it is shown, that no field covers.
+    #[must_use]
+    pub fn undecoded_bytes(&self) -> usize {
+        match self.framing {
+            Framing::Packet(..) | Framing::Silent(_) => self.messages.iter().map(MessageView::undecoded_bytes).sum(),
+            Framing::Broken(..) | Framing::Foreign => self.datagram.payload.len() - self.header(&mut |_, _| {}),
+        }
+    }
+}
+
+impl MessageView<'_> {
+    /// Bytes of the message that no field covers.
+    #[must_use]
+    pub fn undecoded_bytes(&self) -> usize {
+        self.bytes.len() - self.message.map_or(0, |message| message.known_bytes())
+    }
+}
+
+fn packet_of(protocol: Recognised, payload: &[u8]) -> Framing<'_> {
+    protocol::parse(protocol, payload)
+        .map_or_else(|reason| Framing::Broken(protocol, reason), |packet| Framing::Packet(protocol, packet))
+}
+
+/// Bytes of a message's length, in all our protocols.
+pub(super) const LENGTH_BYTES: usize = 2;
+/// Addresses that are remembered. Those beyond are asked anew with each datagram.
+const KNOWN_MAX: usize = 4_096;

@@ -1,0 +1,321 @@
+//! Captures read side by side, none of them far ahead of the others.
+//!
+//! A line that lags far behind another one of the same capture gets a reader of its own, which stands in that capture where
+//! the line is: then they are read side by side too, and the lag costs no memory, but reading the capture once more.
+
+use std::path::PathBuf;
+
+use mdgw_captures::capture_file::{CaptureError, CaptureFile, CapturedDatagram, OpenOptions};
+use mdgw_feeds::{
+    drop_reason::DropCounts,
+    identity::{Feed, Line, Sequence},
+    time::UnixNs,
+    transport::{Packet, VenueSession},
+};
+
+use super::{MergeError, lane::Lane};
+use crate::replay::routes::{self, Routed, Routes};
+
+/// The files, each standing at a datagram of a channel.
+#[derive(Debug)]
+pub(super) struct Sources {
+    /// One for each capture, then the further readers of lines.
+    files: Vec<Source>,
+    capture_count: usize,
+    options: OpenOptions,
+    routes: Routes,
+    damages: Vec<CaptureError>,
+    /// Datagrams of known lines whose framing doesn't fit.
+    refused: DropCounts,
+}
+
+/// A datagram to be merged.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Taken<'a> {
+    pub(super) lane: usize,
+    pub(super) line: Line,
+    pub(super) packet: Packet<'a>,
+    pub(super) datagram: CapturedDatagram<'a>,
+}
+
+/// Where the files stand.
+pub(super) struct Heads<'a>(&'a [Source]);
+
+impl Heads<'_> {
+    /// Whether a file goes on. What it may still bring is waited for, however long it has brought nothing.
+    pub(super) fn goes_on(&self, file: usize) -> bool {
+        self.0.get(file).is_some_and(|source| source.head.is_some())
+    }
+}
+
+#[derive(Debug)]
+struct Source {
+    file: CaptureFile,
+    /// Which capture it reads.
+    capture: usize,
+    /// All that a further reader takes: a line of a lane.
+    only: Option<(usize, Line)>,
+    /// What further readers take instead of this one.
+    without: Vec<(usize, Line)>,
+    /// What the file stands at; `None` when it has ended.
+    head: Option<Head>,
+    /// How far it has got in each lane, its head included.
+    reached: Vec<Option<Reached>>,
+}
+
+/// A datagram of a lane, as far as choosing takes.
+#[derive(Clone, Copy, Debug)]
+struct Head {
+    lane: usize,
+    line: Line,
+    time_ns: u64,
+    at: Reached,
+    first: Sequence,
+    restart_marker: bool,
+    unsequenced: bool,
+}
+
+/// A place in a lane's numbering.
+#[derive(Clone, Copy, Debug)]
+struct Reached {
+    session: VenueSession,
+    sent: Option<UnixNs>,
+    next: Sequence,
+}
+
+impl Sources {
+    pub(super) fn open(paths: &[PathBuf], options: &OpenOptions, feed: Option<Feed>) -> Result<Self, CaptureError> {
+        let files = paths
+            .iter()
+            .enumerate()
+            .map(|(capture, path)| CaptureFile::open(path, options).map(|file| Source::new(file, capture, None)))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            files,
+            capture_count: paths.len(),
+            options: options.clone(),
+            routes: Routes::new(feed),
+            damages: Vec::new(),
+            refused: DropCounts::default(),
+        })
+    }
+
+    /// Goes to the first datagram of each file. Which lanes a file has, and where it begins in each, is looked up before:
+    /// what a file has not shown yet may be what the others lack.
+    pub(super) fn begin(&mut self) -> Result<(), MergeError> {
+        for file in 0..self.files.len() {
+            self.look_ahead(file)?;
+        }
+        self.routes.forget_counts();
+        (0..self.files.len()).try_for_each(|file| self.advance(file))
+    }
+
+    fn look_ahead(&mut self, file: usize) -> Result<(), MergeError> {
+        let Some(source) = self.files.get_mut(file) else { return Ok(()) };
+        // A pipe can be read but once.
+        if !source.file.path().is_file() {
+            return Ok(());
+        }
+        let Ok(mut ahead) = CaptureFile::open(source.file.path(), &self.options) else { return Ok(()) };
+        for _ in 0..LOOK_AHEAD_DATAGRAMS {
+            // Damage is met again, and told, when it is come to.
+            if !ahead.advance().unwrap_or(false) {
+                break;
+            }
+            let Some(datagram) = ahead.current() else { break };
+            let Some(Routed { lane, .. }) = self.routes.route(file, &datagram, &ahead)? else { continue };
+            let feed = self.routes.lanes().get(lane).map(|lane| lane.feed);
+            let packet = feed.and_then(|feed| routes::parse(feed, datagram.payload).ok());
+            if let Some(packet) = packet
+                && source.reached.get(lane).is_none_or(Option::is_none)
+            {
+                source.reach(lane, Reached { session: packet.session, sent: packet.send_time, next: packet.first });
+            }
+        }
+        Ok(())
+    }
+
+    /// The file to read on: the earliest by its own clock that isn't ahead of another. `None` when all have ended.
+    #[inline]
+    pub(super) fn choose(&self, lanes: &[Lane]) -> Option<usize> {
+        if let [only] = self.files.as_slice() {
+            return only.head.map(|_| 0);
+        }
+        let heads = || self.files.iter().enumerate().filter_map(|(file, source)| Some((source.head?.time_ns, file)));
+        let (_, earliest) = heads().min()?;
+        if !self.is_ahead(earliest, lanes) {
+            return Some(earliest);
+        }
+        let free = heads().filter(|(_, file)| !self.is_ahead(*file, lanes)).min();
+        // Each waits for another in some lane: time decides after all.
+        Some(free.map_or(earliest, |(_, file)| file))
+    }
+
+    /// The datagram at which a file stands, and where all files stand.
+    #[inline]
+    pub(super) fn current(&self, file: usize) -> Option<(Taken<'_>, Heads<'_>)> {
+        let source = self.files.get(file)?;
+        let head = source.head.as_ref()?;
+        let datagram = source.file.current()?;
+        let packet = routes::parse(self.routes.lanes().get(head.lane)?.feed, datagram.payload).ok()?;
+        Some((Taken { lane: head.lane, line: head.line, packet, datagram }, Heads(&self.files)))
+    }
+
+    /// Goes on to the file's next datagram of any lane.
+    #[inline]
+    pub(super) fn advance(&mut self, file: usize) -> Result<(), MergeError> {
+        let Some(source) = self.files.get_mut(file) else { return Ok(()) };
+        source.head = None;
+        loop {
+            match source.file.advance() {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(damage) => {
+                    // It is met by every reader of the capture.
+                    if source.only.is_none() {
+                        self.damages.push(damage);
+                    }
+                    return Ok(());
+                }
+            }
+            // What the snap length has cut says nothing; the file counts it.
+            let Some(datagram) = source.file.current().filter(|datagram| !datagram.is_cut) else { continue };
+            let routed = match source.only {
+                None => self.routes.route(source.capture, &datagram, &source.file)?,
+                Some(_) => self.routes.known(source.capture, &datagram),
+            };
+            let Some(Routed { lane, line, .. }) = routed.filter(|routed| source.takes(routed)) else { continue };
+            let Some(feed) = self.routes.lanes().get(lane).map(|lane| lane.feed) else { continue };
+            let packet = match routes::parse(feed, datagram.payload) {
+                Ok(packet) => packet,
+                Err(reason) => {
+                    self.refused.count(reason);
+                    continue;
+                }
+            };
+            let at = Reached { session: packet.session, sent: packet.send_time, next: packet.next() };
+            let head = Head {
+                lane,
+                line,
+                time_ns: datagram.time_ns,
+                at,
+                first: packet.first,
+                restart_marker: packet.restart_marker,
+                unsequenced: packet.unsequenced,
+            };
+            source.reach(lane, at);
+            source.head = Some(head);
+            return Ok(());
+        }
+    }
+
+    /// A further reader for a line of that one's capture, from there on; `None` where the capture can't be read twice, as a
+    /// pipe. The other reader stands at a datagram that was taken.
+    ///
+    /// # Errors
+    /// As [`Self::advance`].
+    pub(super) fn part(&mut self, file: usize, lane: usize, line: Line) -> Result<Option<usize>, MergeError> {
+        let Some(source) = self.files.get_mut(file) else { return Ok(None) };
+        if !source.file.path().is_file() {
+            return Ok(None);
+        }
+        let Ok(mut again) = CaptureFile::open(source.file.path(), &self.options) else { return Ok(None) };
+        while again.counts().datagrams < source.file.counts().datagrams {
+            if !again.advance().unwrap_or(false) {
+                return Ok(None);
+            }
+        }
+        source.without.push((lane, line));
+        let further = Source::new(again, source.capture, Some((lane, line)));
+        let reader = self.files.len();
+        self.files.push(further);
+        self.advance(reader)?;
+        Ok(Some(reader))
+    }
+
+    pub(super) fn routes(&self) -> &Routes {
+        &self.routes
+    }
+
+    /// The captures.
+    pub(super) fn files(&self) -> impl ExactSizeIterator<Item = &CaptureFile> {
+        self.files.iter().take(self.capture_count).map(|source| &source.file)
+    }
+
+    pub(super) fn damages(&self) -> &[CaptureError] {
+        &self.damages
+    }
+
+    pub(super) fn refused(&self) -> &DropCounts {
+        &self.refused
+    }
+
+    pub(super) fn file_bytes_read(&self) -> u64 {
+        self.files().map(CaptureFile::file_bytes_read).sum()
+    }
+
+    /// Whether another file is so far behind in the lane of this one's datagram that it has to be read first.
+    fn is_ahead(&self, file: usize, lanes: &[Lane]) -> bool {
+        let Some(head) = self.files.get(file).and_then(|source| source.head) else { return false };
+        if head.unsequenced {
+            return false;
+        }
+        let lane = lanes.get(head.lane);
+        let others = self.files.iter().enumerate().filter(|(other, source)| *other != file && source.head.is_some());
+        let mut behind = others.filter_map(|(_, source)| *source.reached.get(head.lane)?);
+        behind.any(|reached| is_behind(&reached, &head, lane))
+    }
+}
+
+impl Source {
+    fn new(file: CaptureFile, capture: usize, only: Option<(usize, Line)>) -> Self {
+        Self { file, capture, only, without: Vec::new(), head: None, reached: Vec::new() }
+    }
+
+    #[inline]
+    fn takes(&self, routed: &Routed) -> bool {
+        let line = (routed.lane, routed.line);
+        self.only.is_none_or(|only| only == line) && !self.without.contains(&line)
+    }
+
+    #[inline]
+    fn reach(&mut self, lane: usize, at: Reached) {
+        if self.reached.len() <= lane {
+            self.reached.resize(lane + 1, None);
+        }
+        let Some(reached) = self.reached.get_mut(lane) else { return };
+        let is_newer = reached.is_none_or(|before| {
+            before.session != at.session
+                || if at.sent.is_some() { at.sent >= before.sent } else { at.next >= before.next }
+        });
+        if is_newer {
+            *reached = Some(at);
+        }
+    }
+}
+
+/// Whether a file that has got to `reached` may still bring what comes before `head`, and more than may be held.
+fn is_behind(reached: &Reached, head: &Head, lane: Option<&Lane>) -> bool {
+    if reached.session != head.at.session {
+        return lane.is_some_and(|lane| lane.rank(reached.session) < lane.rank(head.at.session));
+    }
+    // Before anything was delivered, the lowest number begins.
+    let ahead_max = if lane.is_some_and(Lane::has_begun) { AHEAD_MESSAGES_MAX } else { 0 };
+    let is_far = head.first > reached.next.plus(ahead_max);
+    match (head.at.sent, reached.sent) {
+        (Some(sent), Some(reached_sent)) => {
+            let lead_ns = sent.0.saturating_sub(reached_sent.0);
+            lead_ns > 0 && (is_far || lead_ns > AHEAD_NS_MAX || (head.restart_marker && lead_ns > RESTART_LEAD_NS_MAX))
+        }
+        _ => is_far,
+    }
+}
+
+/// Datagrams of each file that are looked at before merging begins.
+const LOOK_AHEAD_DATAGRAMS: usize = 16_384;
+/// How far a file may be read beyond another one, in messages of a lane: less than the lane's window of packets.
+const AHEAD_MESSAGES_MAX: u64 = 2_048;
+/// The same by the venue's sending times, ns: longer than any line's delay.
+const AHEAD_NS_MAX: u64 = 1_000_000_000;
+/// The same where a numbering begins, ns: two copies of its first packet differ by less.
+const RESTART_LEAD_NS_MAX: u64 = 1_000_000;

@@ -1,0 +1,148 @@
+//! Frames to what a consumer gets: through the edge, filtered by schema, counted, written.
+
+use mdgw_captures::dbn_file::DbnFileWriter;
+use mdgw_feeds::{
+    channel::{ChannelConfig, SchemaSet},
+    edge::{Edge, Handed, TsRecv},
+    frame::{FrameFlags, FrameKind, FrameMeta},
+    identity::{Feed, Sequence, Session},
+    time::TradingDate,
+};
+
+use super::{OfflineError, Outlet};
+
+/// Counts the records of all lanes and writes them to a DBN file, if there is one.
+#[derive(Debug)]
+pub(super) struct Recorder {
+    ts_recv: TsRecv,
+    schemas: Option<SchemaSet>,
+    lanes: Vec<LaneRecords>,
+    writer: Option<DbnFileWriter>,
+}
+
+/// What came out of a lane.
+#[derive(Debug)]
+pub(super) struct LaneRecords {
+    edge: Edge,
+    feed: Feed,
+    schemas: SchemaSet,
+    date: Option<TradingDate>,
+    /// In the order of [`SchemaSet::NAMES`].
+    by_schema: [u64; SchemaSet::NAMES.len()],
+    /// Records whose book was in doubt.
+    pub(super) suspect: u64,
+    /// Frames that filled a gap after it had been declared: not recorded, since their place has passed.
+    pub(super) late_fills: u64,
+}
+
+impl Recorder {
+    pub(super) fn new(ts_recv: TsRecv, schemas: Option<SchemaSet>, writer: Option<DbnFileWriter>) -> Self {
+        Self { ts_recv, schemas, lanes: Vec::new(), writer }
+    }
+
+    pub(super) fn into_parts(self) -> (Vec<LaneRecords>, Option<DbnFileWriter>) {
+        (self.lanes, self.writer)
+    }
+}
+
+impl LaneRecords {
+    /// Records by schema, of those that were wanted.
+    pub(super) fn by_schema(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let wanted = SchemaSet::NAMES.into_iter().zip(self.by_schema);
+        wanted.filter(|((schema, _), _)| self.schemas.contains(*schema)).map(|((_, name), count)| (name, count))
+    }
+}
+
+impl Outlet for Recorder {
+    fn lane(&mut self, _lane: usize, config: &ChannelConfig) -> Result<(), OfflineError> {
+        if let Some(writer) = &mut self.writer {
+            match self.lanes.first() {
+                Some(first) if first.feed != config.feed => {
+                    return Err(OfflineError::SeveralDatasets { first: first.feed, second: config.feed });
+                }
+                _ => writer.set_dataset(config.feed.dataset()),
+            }
+        }
+        self.lanes.push(LaneRecords {
+            edge: Edge::new(self.ts_recv),
+            feed: config.feed,
+            schemas: self.schemas.unwrap_or(config.schemas),
+            date: config.date,
+            by_schema: [0; SchemaSet::NAMES.len()],
+            suspect: 0,
+            late_fills: 0,
+        });
+        Ok(())
+    }
+
+    #[inline]
+    fn frame(&mut self, lane: usize, meta: &FrameMeta, record_count: u16, body: &[u8]) {
+        let Some(lane) = self.lanes.get_mut(lane) else { return };
+        match meta.kind {
+            FrameKind::Message | FrameKind::Snapshot => {}
+            FrameKind::Gap | FrameKind::State => return,
+        }
+        if meta.flags.contains(FrameFlags::LATE_FILL) {
+            lane.late_fills += 1;
+            return;
+        }
+        if meta.flags.contains(FrameFlags::SUSPECT) {
+            lane.suspect += u64::from(record_count);
+        }
+        let header = meta.header(record_count, body);
+        let LaneRecords { edge, schemas, date, by_schema, .. } = lane;
+        let writer = &mut self.writer;
+        edge.deliver(&header, body, |handed| match handed {
+            Handed::Record { rtype, bytes } => {
+                let Some(position) = schema_position(rtype) else { return };
+                if !SchemaSet::NAMES.get(position).is_some_and(|(schema, _)| schemas.contains(*schema)) {
+                    return;
+                }
+                if let Some(count) = by_schema.get_mut(position) {
+                    *count += 1;
+                }
+                if let Some(writer) = writer {
+                    writer.record(bytes);
+                }
+            }
+            Handed::Mapping { id, symbol } => {
+                if let (Some(writer), Some(date)) = (writer.as_mut(), *date) {
+                    writer.mapping(symbol, id, date);
+                }
+            }
+        });
+    }
+
+    fn settled(&mut self, _lane: usize, _next: Sequence) {}
+
+    fn session(&mut self, lane: usize, session: Session, _next: Sequence) {
+        if let Some(lane) = self.lanes.get_mut(lane) {
+            lane.date = Some(session.date);
+        }
+    }
+
+    fn end_of_session(&mut self, _lane: usize) {}
+
+    /// A file without room for more is finished: its error says what is kept.
+    fn check(&mut self) -> Result<(), OfflineError> {
+        let failed = self.writer.take_if(|writer| writer.has_failed());
+        failed.map_or(Ok(()), |writer| writer.finish().map(drop).map_err(OfflineError::from))
+    }
+}
+
+/// Position in [`SchemaSet::NAMES`] of a record type's schema.
+#[inline]
+fn schema_position(rtype: u8) -> Option<usize> {
+    use dbn::enums::rtype;
+    Some(match rtype {
+        rtype::MBO => 0,
+        rtype::MBP_1 => 1,
+        rtype::MBP_10 => 2,
+        rtype::MBP_0 => 3,
+        rtype::STATUS => 4,
+        rtype::INSTRUMENT_DEF => 5,
+        rtype::IMBALANCE => 6,
+        rtype::STATISTICS => 7,
+        _ => return None,
+    })
+}

@@ -1,0 +1,350 @@
+//! What an offline replay did: as a table, or as one line of JSON.
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use mdgw_captures::capture_file::{CaptureError, CaptureFile};
+use serde::Serialize;
+
+/// What an offline replay did.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Summary {
+    /// Each file.
+    pub files: Vec<FileSummary>,
+    /// Each channel that was found.
+    pub channels: Vec<ChannelSummary>,
+    /// All channels together.
+    pub total: Totals,
+    /// UDP datagrams of no feed that is known, or heartbeats before anything told the feed.
+    pub unrecognised_datagrams: u64,
+    /// UDP datagrams of a feed that was not asked for.
+    pub other_feed_datagrams: u64,
+    /// From the first to the last datagram, s of the capture's clock.
+    pub capture_seconds: f64,
+    /// The replay itself, s.
+    pub elapsed_seconds: f64,
+    /// Messages in a second of the replay.
+    pub messages_per_second: f64,
+    /// The DBN file.
+    pub output: Option<OutputSummary>,
+}
+
+/// One file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FileSummary {
+    /// As given.
+    pub path: String,
+    /// Frames, or packets made from a day file.
+    pub frames: u64,
+    /// UDP datagrams.
+    pub datagrams: u64,
+    /// Frames of other protocols.
+    pub not_udp: u64,
+    /// IP fragments, skipped.
+    pub fragments: u64,
+    /// Frames whose headers do not fit, skipped.
+    pub malformed: u64,
+    /// Frames that were cut by the capture's snap length, left out.
+    pub cut: u64,
+    /// Frames without a time of their own, taken at that of the one before.
+    pub untimed: u64,
+    /// What ended the file before its end.
+    pub damage: Option<String>,
+}
+
+/// One channel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ChannelSummary {
+    /// Its feed.
+    pub feed: &'static str,
+    /// Its current or last numbering.
+    pub session: Option<String>,
+    /// Where it stood in the end.
+    pub state: String,
+    /// Its lines.
+    pub lines: Vec<LineSummary>,
+    /// Counts.
+    #[serde(flatten)]
+    pub counts: Totals,
+    /// Numberings joined after their first message.
+    pub late_starts: u64,
+    /// Frames that filled a gap after it had been declared: not recorded.
+    pub late_fills: u64,
+    /// Bytes held by window, books and tables.
+    pub memory_bytes: u64,
+}
+
+/// One line of a channel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LineSummary {
+    /// A, B, …
+    pub line: String,
+    /// File and address.
+    pub source: String,
+}
+
+/// What channels did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Totals {
+    /// Datagrams that reached the channel.
+    pub packets: u64,
+    /// Heartbeats among them.
+    pub heartbeats: u64,
+    /// Messages in sequence, each once.
+    pub messages: u64,
+    /// Of these, messages that could not be understood.
+    pub messages_refused: u64,
+    /// Messages that nobody had numbered: taken in the order of the file.
+    pub unsequenced: u64,
+    /// Records by schema.
+    pub records: BTreeMap<&'static str, u64>,
+    /// Records whose book was in doubt.
+    pub suspect_records: u64,
+    /// Gaps declared.
+    pub gaps: u64,
+    /// Messages in them.
+    pub lost_messages: u64,
+    /// Messages that a line brought after another one, or again.
+    pub duplicates: u64,
+    /// What was refused, by reason; without duplicates.
+    pub drops: BTreeMap<&'static str, u64>,
+    /// Contradictions of books, by kind.
+    pub book_faults: BTreeMap<&'static str, u64>,
+    /// Numberings begun.
+    pub sessions: u64,
+    /// Trades that the venue took back; DBN has no record for it.
+    pub trades_broken: u64,
+}
+
+/// The DBN file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct OutputSummary {
+    /// Where it is.
+    pub path: String,
+    /// Records in it.
+    pub records: u64,
+    /// Symbols in its metadata.
+    pub symbols: u64,
+    /// Bytes before compression.
+    pub bytes: u64,
+}
+
+impl Totals {
+    /// Adds another channel's.
+    pub fn add(&mut self, other: &Self) {
+        let Self { packets, heartbeats, messages, messages_refused, unsequenced, suspect_records, .. } = other;
+        self.packets += packets;
+        self.heartbeats += heartbeats;
+        self.messages += messages;
+        self.messages_refused += messages_refused;
+        self.unsequenced += unsequenced;
+        self.suspect_records += suspect_records;
+        self.gaps += other.gaps;
+        self.lost_messages += other.lost_messages;
+        self.duplicates += other.duplicates;
+        self.sessions += other.sessions;
+        self.trades_broken += other.trades_broken;
+        for (mine, others) in [
+            (&mut self.records, &other.records),
+            (&mut self.drops, &other.drops),
+            (&mut self.book_faults, &other.book_faults),
+        ] {
+            for (name, count) in others {
+                *mine.entry(name).or_default() += count;
+            }
+        }
+    }
+}
+
+impl Summary {
+    /// One line of JSON.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// A table for people.
+    #[must_use]
+    pub fn to_table(&self) -> String {
+        let mut table = Table::default();
+        self.files.iter().for_each(|file| file.rows(&mut table));
+        for channel in &self.channels {
+            table.gap();
+            let session = channel.session.as_deref().unwrap_or(channel.feed);
+            table.row("channel", format!("{session}, {}", channel.state));
+            for line in &channel.lines {
+                table.row(&format!("  line {}", line.line), line.source.clone());
+            }
+            channel.counts.rows(&mut table);
+            for (name, count) in [("late starts", channel.late_starts), ("late fills left out", channel.late_fills)] {
+                if count > 0 {
+                    table.row(&format!("  {name}"), grouped(count));
+                }
+            }
+        }
+        table.gap();
+        if self.channels.len() > 1 {
+            table.row("all channels", String::new());
+            self.total.rows(&mut table);
+        }
+        for (name, count) in
+            [("of no known feed", self.unrecognised_datagrams), ("of other feeds", self.other_feed_datagrams)]
+        {
+            if count > 0 {
+                table.row(name, grouped(count));
+            }
+        }
+        table.row("capture", format!("{:.3} s", self.capture_seconds));
+        table.row("replayed in", format!("{:.3} s, {:.0} messages/s", self.elapsed_seconds, self.messages_per_second));
+        if let Some(output) = &self.output {
+            let (records, symbols) = (grouped(output.records), grouped(output.symbols));
+            table.row("written", format!("{}: {records} records, {symbols} symbols", output.path));
+        }
+        table.text
+    }
+}
+
+impl Totals {
+    fn rows(&self, table: &mut Table) {
+        table.row("  packets", format!("{} ({} heartbeats)", grouped(self.packets), grouped(self.heartbeats)));
+        table.row("  messages", grouped(self.messages));
+        if self.messages_refused > 0 {
+            table.row("  not understood", grouped(self.messages_refused));
+        }
+        if self.unsequenced > 0 {
+            table.row("  not numbered", format!("{}, taken in the order of the file", grouped(self.unsequenced)));
+        }
+        for (schema, count) in &self.records {
+            table.row(&format!("  records {schema}"), grouped(*count));
+        }
+        if self.suspect_records > 0 {
+            table.row("  suspect records", grouped(self.suspect_records));
+        }
+        if self.trades_broken > 0 {
+            table.row("  trades broken", format!("{}, without a record", grouped(self.trades_broken)));
+        }
+        table.row("  gaps", format!("{} ({} messages lost)", grouped(self.gaps), grouped(self.lost_messages)));
+        table.row("  duplicates", grouped(self.duplicates));
+        for (reason, count) in &self.drops {
+            table.row(&format!("  dropped {reason}"), grouped(*count));
+        }
+        let faults: u64 = self.book_faults.values().sum();
+        table.row("  book faults", grouped(faults));
+        for (fault, count) in &self.book_faults {
+            table.row(&format!("    {fault}"), grouped(*count));
+        }
+        table.row("  sessions", grouped(self.sessions));
+    }
+}
+
+impl FileSummary {
+    /// What was met in the file, and the damage that ended it, if one of these did.
+    pub(crate) fn of(file: &CaptureFile, damages: &[CaptureError]) -> Self {
+        let counts = file.counts();
+        let damage = damages.iter().find(|damage| damage.path == file.path());
+        Self {
+            path: file.path().display().to_string(),
+            frames: counts.frames,
+            datagrams: counts.datagrams,
+            not_udp: counts.not_udp,
+            fragments: counts.fragments,
+            malformed: counts.malformed,
+            cut: counts.cut,
+            untimed: counts.untimed,
+            damage: damage.map(|damage| format!("{damage}: {}", damage.fault)),
+        }
+    }
+
+    pub(crate) fn rows(&self, table: &mut Table) {
+        table.row(&self.path, format!("{} frames, {} UDP", grouped(self.frames), grouped(self.datagrams)));
+        let oddities = [
+            ("other protocols", self.not_udp),
+            ("IP fragments skipped", self.fragments),
+            ("malformed frames skipped", self.malformed),
+            ("cut by the capture's snap length", self.cut),
+            ("without a time of their own", self.untimed),
+        ];
+        for (name, count) in oddities.into_iter().filter(|(_, count)| *count > 0) {
+            table.row(&format!("  {name}"), grouped(count));
+        }
+        if let Some(damage) = &self.damage {
+            table.row("  damaged", damage.clone());
+        }
+    }
+}
+
+/// Two columns.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    pub(crate) text: String,
+}
+
+impl Table {
+    pub(crate) fn row(&mut self, name: &str, value: String) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(self.text, "{}", format!("{name:<26} {value}").trim_end());
+    }
+
+    pub(crate) fn gap(&mut self) {
+        if !self.text.is_empty() {
+            self.text.push('\n');
+        }
+    }
+}
+
+/// A number with its thousands apart: `1,234,567`.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped_by_thousands() {
+        let groups: Vec<String> = [0, 999, 1_000, 12_345, 1_234_567].map(grouped).to_vec();
+        assert_eq!(groups, ["0", "999", "1,000", "12,345", "1,234,567"]);
+    }
+
+    #[test]
+    fn totals_add_up_by_name() {
+        let one = Totals { messages: 2, records: [("mbo", 3)].into(), ..Totals::default() };
+        let other = Totals { messages: 5, records: [("mbo", 1), ("status", 1)].into(), ..Totals::default() };
+        let mut sum = Totals::default();
+        sum.add(&one);
+        sum.add(&other);
+        assert_eq!((sum.messages, sum.records), (7, [("mbo", 4), ("status", 1)].into()));
+    }
+
+    #[test]
+    fn broken_trades_are_told() {
+        let channel = |trades_broken| {
+            let counts = Totals { trades_broken, ..Totals::default() };
+            Summary { channels: vec![ChannelSummary { counts, ..ChannelSummary::default() }], ..Summary::default() }
+        };
+        assert!(channel(3).to_table().contains("  trades broken            3, without a record\n"));
+        assert!(!channel(0).to_table().contains("broken"));
+        let mut sum = Totals { trades_broken: 1, ..Totals::default() };
+        sum.add(&Totals { trades_broken: 2, ..Totals::default() });
+        assert_eq!(sum.trades_broken, 3);
+    }
+
+    #[test]
+    fn json_is_one_line_with_flat_counts() {
+        let counts = Totals { gaps: 1, ..Totals::default() };
+        let channels = vec![ChannelSummary { feed: "iex-deep-1.0", counts, ..ChannelSummary::default() }];
+        let json = Summary { channels, ..Summary::default() }.to_json();
+        assert!(!json.contains('\n'));
+        let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(value["channels"][0]["gaps"], 1);
+        assert_eq!(value["channels"][0]["feed"], "iex-deep-1.0");
+    }
+}

@@ -1,0 +1,442 @@
+//! How fast is too fast: a rate that rises step by step until a receiver loses a packet.
+//!
+//! A loss is what the kernel counts as dropped at the receiver's sockets, and what was sent and never arrived. The
+//! receiver is a sink of our own, or whatever programs of this host listen to the destinations; of those the kernel's
+//! counts are all that is seen (`/proc/net/udp`), so there is no latency then. A gateway is asked for the gaps that it
+//! declared, too, and for its latencies.
+
+mod gateway;
+mod host;
+mod sink;
+
+use std::{
+    cell::RefCell, collections::BTreeSet, fmt::Write as _, io, net::SocketAddrV4, ops::ControlFlow, path::PathBuf,
+};
+
+use hdrhistogram::Histogram;
+use mdgw_captures::{
+    capture_file::CaptureError,
+    pacer::{Pace, Rising},
+};
+use mdgw_feeds::time::MonoNs;
+use mdgw_sys::{
+    clock::mono_now,
+    sockets::{Interface, SocketError},
+};
+use serde::Serialize;
+
+use self::{gateway::GatewayLosses, host::HostDrops, sink::Sink};
+use super::{
+    merge::Merge,
+    summary::grouped,
+    wire::{self, Lateness, WireError, WireOptions},
+};
+
+/// Who receives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Receiver {
+    /// A sink of our own, which joins groups on that interface.
+    Sink(Option<Interface>),
+    /// Programs of this host.
+    Host,
+    /// The gateway of this host that listens at that control socket.
+    Gateway(PathBuf),
+}
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct UntilLoss {
+    /// Each step, the slowest first.
+    pub steps: Vec<Step>,
+    /// Packets in a second, as sent, of the last step before the one with a loss or a limit.
+    pub highest_rate_without_loss: Option<f64>,
+    /// What ended it.
+    pub ended_by: EndedBy,
+    /// Packets that arrived nowhere and that no socket dropped; only a sink can tell.
+    pub lost_on_the_way: u64,
+    /// Which counts say what is lost.
+    pub counts_read: &'static str,
+}
+
+/// One step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Step {
+    /// Packets in a second that were asked for.
+    pub rate_asked: f64,
+    /// Packets in a second that were sent.
+    pub rate_sent: f64,
+    /// Packets sent.
+    pub sent: u64,
+    /// Packets that receivers' sockets dropped.
+    pub dropped: u64,
+    /// Messages in gaps that the gateway declared; only where one is asked.
+    pub gap_messages: Option<u64>,
+    /// How late packets were handed to the kernel.
+    pub sent_late: Option<Lateness>,
+    /// From a packet's intended time until the sink had it.
+    pub latency: Option<Lateness>,
+    /// Wire to wire in the gateway: of the intervals of its latency log that lie within the step, and of its channels, the one
+    /// with the worst 99th percentile. `None` where its intervals are too long for that.
+    pub gateway_latency: Option<Lateness>,
+}
+
+/// What ended the search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EndedBy {
+    /// A packet was lost.
+    Loss,
+    /// The sender fell behind: faster than this host sends.
+    Sender,
+    /// The captures came to their end.
+    EndOfCaptures,
+    /// The caller broke off.
+    Interrupted,
+}
+
+/// Why it could not be tried.
+#[derive(Debug, thiserror::Error)]
+pub enum UntilLossError {
+    /// Sending.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// The sink.
+    #[error("replay: open the sink")]
+    Socket(#[from] SocketError),
+    /// A thread, or the kernel's counts.
+    #[error("replay: {act}")]
+    Io {
+        /// What was tried.
+        act: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Nobody listens.
+    #[error(
+        "replay: no program of this host listens to {0}: start it first, or leave out --receiver host and --gateway"
+    )]
+    NobodyListens(String),
+}
+
+/// Plays the captures at rising rates to these destinations until something is lost. `is_over` may break off.
+///
+/// # Errors
+/// See [`UntilLossError`].
+pub fn run(
+    open: impl Fn() -> Result<Merge, CaptureError>,
+    options: &WireOptions,
+    rising: Rising,
+    receiver: &Receiver,
+    destinations: &BTreeSet<SocketAddrV4>,
+    is_over: &mut dyn FnMut() -> bool,
+) -> Result<UntilLoss, UntilLossError> {
+    let io = |act| move |source| UntilLossError::Io { act, source };
+    let counts: Box<dyn Counts> = match receiver {
+        Receiver::Sink(interface) => Box::new(Sink::open(destinations, interface.as_ref())?),
+        Receiver::Host => {
+            let drops = HostDrops::of(destinations).map_err(io("read /proc/net/udp"))?;
+            if let Some(unheard) = drops.unheard() {
+                return Err(UntilLossError::NobodyListens(unheard.to_string()));
+            }
+            Box::new(drops)
+        }
+        Receiver::Gateway(socket) => {
+            let losses = GatewayLosses::of(socket, destinations).map_err(io("ask the gateway what it lost"))?;
+            if let Some(unheard) = losses.unheard() {
+                return Err(UntilLossError::NobodyListens(unheard.to_string()));
+            }
+            Box::new(losses)
+        }
+    };
+    let options = WireOptions { pace: Pace::Rising(rising), ..options.clone() };
+    let search = RefCell::new(Search {
+        counts,
+        rising,
+        origin: None,
+        steps: Vec::new(),
+        dropped: 0,
+        gap_messages: 0,
+        fault: None,
+    });
+    let mut ended_by = EndedBy::EndOfCaptures;
+    let summary = wire::run_observed(
+        open,
+        &options,
+        &mut |_| {
+            let found = search.borrow_mut().look();
+            ended_by = match found {
+                Some(found) => found,
+                None if is_over() => EndedBy::Interrupted,
+                None => return ControlFlow::Continue(()),
+            };
+            ControlFlow::Break(())
+        },
+        &mut |destination, intended| search.borrow_mut().sent(destination, intended),
+    )?;
+    let mut search = search.into_inner();
+    let latencies = search.counts.settle(summary.packets).map_err(io("count what arrived"))?;
+    if search.look() == Some(EndedBy::Loss) {
+        ended_by = EndedBy::Loss;
+    }
+    if let Some(source) = search.fault.take() {
+        return Err(UntilLossError::Io { act: "count what was dropped", source });
+    }
+    let lost_on_the_way = latencies
+        .as_ref()
+        .map_or(0, |arrived| summary.packets.saturating_sub(arrived.packets).saturating_sub(search.dropped));
+    if lost_on_the_way > 0 {
+        ended_by = EndedBy::Loss;
+    }
+    let counts_read = search.counts.described();
+    let steps = search.told(latencies.as_ref());
+    // The last step is the one that was broken off; it counts where nothing was wrong with it.
+    let sound = match ended_by {
+        EndedBy::Loss | EndedBy::Sender => steps.len().saturating_sub(1),
+        EndedBy::EndOfCaptures | EndedBy::Interrupted => steps.len(),
+    };
+    let sound = if lost_on_the_way > 0 { &[] } else { steps.get(..sound).unwrap_or_default() };
+    let highest = sound.iter().take_while(|step| step.dropped == 0 && step.gap_messages.unwrap_or(0) == 0).last();
+    Ok(UntilLoss {
+        highest_rate_without_loss: highest.map(|step| step.rate_sent),
+        ended_by,
+        lost_on_the_way,
+        counts_read,
+        steps,
+    })
+}
+
+/// What a receiver tells.
+trait Counts {
+    /// A packet was sent, meant to leave at `intended`, in that step.
+    fn sent(&mut self, destination: SocketAddrV4, intended: MonoNs, step: u32);
+
+    /// What sockets have dropped since the beginning.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    fn dropped(&mut self) -> io::Result<u64>;
+
+    /// Messages in gaps that were declared since the beginning, where a gateway tells of them.
+    ///
+    /// # Errors
+    /// When it doesn't answer.
+    fn gap_messages(&mut self) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
+
+    /// What a gateway told of its latency between these moments.
+    fn gateway_latency(&self, _begin: MonoNs, _end: MonoNs) -> Option<Lateness> {
+        None
+    }
+
+    /// Waits until `sent` packets have arrived, or no more come; what arrived, where that is seen.
+    ///
+    /// # Errors
+    /// When the thread that counted is gone.
+    fn settle(&mut self, sent: u64) -> io::Result<Option<Arrived>>;
+
+    /// Which counts these are.
+    fn described(&self) -> &'static str;
+}
+
+/// What a sink got.
+#[derive(Debug)]
+struct Arrived {
+    packets: u64,
+    /// Latencies of each step, ns.
+    steps: Vec<Histogram<u64>>,
+}
+
+struct Search {
+    counts: Box<dyn Counts>,
+    rising: Rising,
+    /// When the first packet was meant to leave.
+    origin: Option<MonoNs>,
+    steps: Vec<StepSoFar>,
+    dropped: u64,
+    gap_messages: u64,
+    fault: Option<io::Error>,
+}
+
+struct StepSoFar {
+    sent: u64,
+    /// When its latest packet was meant to leave, ns from the step's begin.
+    played_ns: u64,
+    dropped: u64,
+    gap_messages: Option<u64>,
+    late_ns: Histogram<u64>,
+    first: MonoNs,
+    last: MonoNs,
+}
+
+impl Search {
+    fn sent(&mut self, destination: SocketAddrV4, intended: MonoNs) {
+        let now = mono_now();
+        let origin = *self.origin.get_or_insert(intended);
+        let (step, played_ns) =
+            (intended.since(origin) / self.rising.step_ns, intended.since(origin) % self.rising.step_ns);
+        while self.steps.len() as u64 <= step {
+            self.steps.push(StepSoFar {
+                sent: 0,
+                played_ns: 0,
+                dropped: 0,
+                gap_messages: None,
+                late_ns: histogram(),
+                first: now,
+                last: now,
+            });
+        }
+        if let Some(step) = self.steps.last_mut() {
+            step.sent += 1;
+            step.played_ns = played_ns;
+            step.late_ns.saturating_record(now.since(intended));
+            step.last = now;
+        }
+        self.counts.sent(destination, intended, u32::try_from(step).unwrap_or(u32::MAX));
+    }
+
+    /// Whether it is over, and why.
+    fn look(&mut self) -> Option<EndedBy> {
+        let counted = self.counts.dropped().and_then(|dropped| Ok((dropped, self.counts.gap_messages()?)));
+        match counted {
+            Ok((dropped, gap_messages)) => {
+                let new = dropped - std::mem::replace(&mut self.dropped, dropped).min(dropped);
+                if let Some(step) = self.steps.last_mut() {
+                    step.dropped += new;
+                    if let Some(lost) = gap_messages {
+                        let new = lost - std::mem::replace(&mut self.gap_messages, lost).min(lost);
+                        *step.gap_messages.get_or_insert(0) += new;
+                    }
+                }
+                if dropped > 0 || gap_messages.is_some_and(|lost| lost > 0) {
+                    return Some(EndedBy::Loss);
+                }
+            }
+            Err(error) => {
+                self.fault = Some(error);
+                return Some(EndedBy::Interrupted);
+            }
+        }
+        // Not before half of the step has been played, or all of its time has gone: a host that was busy elsewhere for a
+        // moment catches up.
+        let step_ns = self.rising.step_ns;
+        let behind = self.steps.last().is_some_and(|step| {
+            step.sent >= PACKETS_TO_JUDGE
+                && (step.played_ns >= step_ns / 2 || step.last.since(step.first) >= step_ns)
+                && step.late_ns.value_at_quantile(0.5) > step_ns / 20
+        });
+        behind.then_some(EndedBy::Sender)
+    }
+
+    fn told(&self, arrived: Option<&Arrived>) -> Vec<Step> {
+        let latencies = |step: usize| arrived.and_then(|arrived| arrived.steps.get(step)).and_then(lateness);
+        let steps = (0..).zip(&self.steps).enumerate();
+        let begin =
+            |step: u32| self.origin.unwrap_or_default().plus(u64::from(step).saturating_mul(self.rising.step_ns));
+        steps
+            .map(|(index, (step, so_far))| Step {
+                rate_asked: self.rising.rate_of(step),
+                rate_sent: rate(so_far),
+                sent: so_far.sent,
+                dropped: so_far.dropped,
+                gap_messages: so_far.gap_messages,
+                sent_late: lateness(&so_far.late_ns),
+                latency: latencies(index),
+                gateway_latency: self.counts.gateway_latency(begin(step), begin(step + 1)),
+            })
+            .collect()
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+fn rate(step: &StepSoFar) -> f64 {
+    let elapsed_ns = step.last.since(step.first).max(1);
+    step.sent.saturating_sub(1) as f64 * 1e9 / elapsed_ns as f64
+}
+
+/// Packets of a step before its sender is judged.
+const PACKETS_TO_JUDGE: u64 = 100;
+
+fn histogram() -> Histogram<u64> {
+    Histogram::new_with_max(60_000_000_000, 3)
+        .unwrap_or_else(|error| unreachable!("the bounds are constants that are allowed: {error}"))
+}
+
+fn lateness(histogram: &Histogram<u64>) -> Option<Lateness> {
+    (!histogram.is_empty()).then(|| Lateness {
+        p50_ns: histogram.value_at_quantile(0.5),
+        p99_ns: histogram.value_at_quantile(0.99),
+        p999_ns: histogram.value_at_quantile(0.999),
+        max_ns: histogram.max(),
+    })
+}
+
+impl UntilLoss {
+    /// One line of JSON.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// A table for people.
+    #[must_use]
+    pub fn to_table(&self) -> String {
+        let of_gateway = self.steps.iter().any(|step| step.gap_messages.is_some());
+        let measured = if of_gateway { "wire to wire us p50 / p99 / max" } else { "latency us p50 / p99 / max" };
+        let mut text = format!(
+            "{:>12}  {:>12}  {:>10}  {:>8}  {:>8}  {:>12}  {measured:>31}\n",
+            "asked /s", "sent /s", "packets", "dropped", "in gaps", "late p99 us"
+        );
+        for step in &self.steps {
+            let us = |ns: u64| format!("{}.{}", ns / 1_000, ns % 1_000 / 100);
+            let late = step.sent_late.map_or_else(String::new, |late| us(late.p99_ns));
+            let in_gaps = step.gap_messages.map_or_else(|| "-".to_owned(), grouped);
+            let latency = step.latency.or(step.gateway_latency).map_or_else(
+                || "-".to_owned(),
+                |latency| format!("{} / {} / {}", us(latency.p50_ns), us(latency.p99_ns), us(latency.max_ns)),
+            );
+            // Writing to a string cannot fail.
+            let _ = writeln!(
+                text,
+                "{:>12.0}  {:>12.0}  {:>10}  {:>8}  {in_gaps:>8}  {late:>12}  {latency:>31}",
+                step.rate_asked,
+                step.rate_sent,
+                grouped(step.sent),
+                grouped(step.dropped)
+            );
+        }
+        let why = match self.ended_by {
+            EndedBy::Loss => "the next step lost packets",
+            EndedBy::Sender => "the sender fell behind in the next step: no loss was seen",
+            EndedBy::EndOfCaptures => "the captures came to their end: no loss was seen",
+            EndedBy::Interrupted => "interrupted: no loss was seen",
+        };
+        let _ = match (self.highest_rate_without_loss, self.ended_by) {
+            (Some(rate), _) => writeln!(text, "highest rate without loss: {rate:.0} packets/s ({why})"),
+            (None, EndedBy::Loss) => writeln!(text, "no step was without loss"),
+            (None, EndedBy::Sender) => writeln!(
+                text,
+                "the sender fell behind in the first step already, and no loss was seen: begin with a lower --rate"
+            ),
+            (None, EndedBy::EndOfCaptures | EndedBy::Interrupted) => writeln!(text, "no step was played: {why}"),
+        };
+        if self.lost_on_the_way > 0 {
+            let _ =
+                writeln!(text, "{} packets never arrived and no socket dropped them", grouped(self.lost_on_the_way));
+        }
+        let _ = writeln!(text, "asked for are packets of the captures, sent are their copies on all lines");
+        let _ = writeln!(text, "counted as lost: {}", self.counts_read);
+        if of_gateway {
+            let lacks = self.steps.iter().all(|step| step.gateway_latency.is_none());
+            let _ = writeln!(
+                text,
+                "wire to wire: the worst interval that lies within the step, as the gateway tells it{}",
+                if lacks { "; none does: make latency.interval_ms shorter, or --step longer" } else { "" }
+            );
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests;

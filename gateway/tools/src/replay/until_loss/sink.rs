@@ -1,0 +1,206 @@
+//! A receiver that only counts and takes the time.
+//!
+//! The n-th packet that arrives at a destination is the n-th that was sent there: a socket keeps the order, and the first
+//! loss ends the search, so nothing that is told comes after one.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    io,
+    net::SocketAddrV4,
+    os::fd::AsFd as _,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::{Receiver, Sender, channel},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use mdgw_feeds::{identity::Line, time::MonoNs};
+use mdgw_sys::{
+    batch::{ReceiveBatch, receive_in_turn},
+    clock::mono_now,
+    drops::SocketDrops,
+    handle::{ChannelIndex, Handle},
+    poll,
+    sockets::{Interface, ReceiveOptions, ReceiveSocket, SocketError, Stamps, open_receive},
+};
+
+use super::{Arrived, Counts, histogram};
+
+/// The sender's end of the sink.
+#[derive(Debug)]
+pub(super) struct Sink {
+    drops: SocketDrops,
+    dropped: Vec<Arc<AtomicU64>>,
+    places: BTreeMap<SocketAddrV4, usize>,
+    sent: Option<Sender<Sent>>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<Vec<hdrhistogram::Histogram<u64>>>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    arrived: AtomicU64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    place: usize,
+    intended: MonoNs,
+    step: u32,
+}
+
+impl Sink {
+    /// Listens to all destinations.
+    pub(super) fn open(
+        destinations: &BTreeSet<SocketAddrV4>,
+        interface: Option<&Interface>,
+    ) -> Result<Self, SocketError> {
+        let mut sockets = Vec::new();
+        let (mut drops, mut dropped) = (SocketDrops::default(), Vec::new());
+        for destination in destinations {
+            let mut options = ReceiveOptions::new(*destination, interface.cloned());
+            options.stamps = Stamps::None;
+            let socket = open_receive(&options)?;
+            dropped.push(drops.add(Handle { channel: ChannelIndex(0), line: Line::A }, Arc::clone(socket.socket())));
+            sockets.push(socket);
+        }
+        let (sent, to_match) = channel();
+        let shared = Arc::new(Shared::default());
+        let of_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("mdgw-sink".to_owned())
+            .spawn(move || Counter::new(sockets, to_match, of_thread).run())
+            .map_err(|source| SocketError {
+                act: "start the thread of a sink".to_owned(),
+                address: destinations.first().copied().unwrap_or_else(|| SocketAddrV4::new([0; 4].into(), 0)),
+                source,
+            })?;
+        let places = destinations.iter().copied().zip(0..).collect();
+        Ok(Self { drops, dropped, places, sent: Some(sent), shared, thread: Some(thread) })
+    }
+}
+
+impl Counts for Sink {
+    fn sent(&mut self, destination: SocketAddrV4, intended: MonoNs, step: u32) {
+        if let (Some(sent), Some(place)) = (&self.sent, self.places.get(&destination)) {
+            // A sink that is gone shows when it is asked for what arrived.
+            let _ = sent.send(Sent { place: *place, intended, step });
+        }
+    }
+
+    fn dropped(&mut self) -> io::Result<u64> {
+        self.drops.read(|_, _| {})?;
+        Ok(self.dropped.iter().map(|dropped| dropped.load(Ordering::Relaxed)).sum())
+    }
+
+    fn settle(&mut self, sent: u64) -> io::Result<Option<Arrived>> {
+        let (mut last, mut since) = (0, Instant::now());
+        while since.elapsed() < QUIET {
+            let arrived = self.shared.arrived.load(Ordering::Acquire);
+            if arrived + self.dropped()? >= sent {
+                break;
+            }
+            if arrived != last {
+                (last, since) = (arrived, Instant::now());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.shared.stop.store(true, Ordering::Release);
+        self.sent = None;
+        let ended = self.thread.take().map(JoinHandle::join);
+        let steps = ended.and_then(Result::ok).ok_or_else(|| io::Error::other("the sink's thread is gone"))?;
+        Ok(Some(Arrived { packets: self.shared.arrived.load(Ordering::Acquire), steps }))
+    }
+
+    fn described(&self) -> &'static str {
+        "drops of the sink's sockets (SO_MEMINFO), and packets sent that never arrived there"
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+    }
+}
+
+/// After so long without a packet, none is waited for.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// The thread's end.
+struct Counter {
+    sockets: Vec<ReceiveSocket>,
+    to_match: Receiver<Sent>,
+    shared: Arc<Shared>,
+    /// Sent or arrived, and not yet both, by destination.
+    sent: Vec<VecDeque<Sent>>,
+    arrived: Vec<VecDeque<MonoNs>>,
+    steps: Vec<hdrhistogram::Histogram<u64>>,
+}
+
+impl Counter {
+    fn new(sockets: Vec<ReceiveSocket>, to_match: Receiver<Sent>, shared: Arc<Shared>) -> Self {
+        let places = sockets.len();
+        Self {
+            sockets,
+            to_match,
+            shared,
+            sent: vec![VecDeque::new(); places],
+            arrived: vec![VecDeque::new(); places],
+            steps: Vec::new(),
+        }
+    }
+
+    fn run(mut self) -> Vec<hdrhistogram::Histogram<u64>> {
+        let mut batch = ReceiveBatch::new(ReceiveBatch::PACKETS_MAX, ReceiveBatch::DATAGRAM_BYTES_MAX);
+        while !self.shared.stop.load(Ordering::Acquire) {
+            let mut count = 0;
+            for (place, socket) in self.sockets.iter().enumerate() {
+                batch.clear();
+                if receive_in_turn(&[(Line::A, socket.raw())], &mut batch).is_err() {
+                    continue;
+                }
+                let now = mono_now();
+                count += batch.len();
+                if let Some(arrived) = self.arrived.get_mut(place) {
+                    arrived.extend(std::iter::repeat_n(now, batch.len()));
+                }
+            }
+            self.shared.arrived.fetch_add(count as u64, Ordering::Release);
+            self.match_up();
+            if count == 0 {
+                // A failing wait shows in the next reading.
+                let _ = poll::readable(self.sockets.iter().map(|socket| socket.as_fd()), Duration::from_millis(5));
+            }
+        }
+        self.match_up();
+        self.steps
+    }
+
+    fn match_up(&mut self) {
+        for sent in self.to_match.try_iter() {
+            if let Some(waiting) = self.sent.get_mut(sent.place) {
+                waiting.push_back(sent);
+            }
+        }
+        for (sent, arrived) in self.sent.iter_mut().zip(&mut self.arrived) {
+            while let (Some(packet), Some(at)) = (sent.front().copied(), arrived.front().copied()) {
+                sent.pop_front();
+                arrived.pop_front();
+                let step = packet.step as usize;
+                while self.steps.len() <= step && self.steps.len() < STEPS_MAX {
+                    self.steps.push(histogram());
+                }
+                if let Some(step) = self.steps.get_mut(step) {
+                    step.saturating_record(at.since(packet.intended));
+                }
+            }
+        }
+    }
+}
+
+/// Steps of which latencies are kept.
+const STEPS_MAX: usize = 1_000;

@@ -1,0 +1,175 @@
+use std::{
+    fs,
+    net::UdpSocket,
+    path::PathBuf,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use mdgw_captures::capture_file::{OpenOptions, PcapWriter};
+use mdgw_status::{
+    control::{Answer, ControlServer},
+    snapshot::{ChannelSnapshot, Snapshot, StageSnapshot},
+};
+use mdgw_sys::sockets::{ReceiveOptions, open_receive};
+
+use super::*;
+use crate::replay::{merge::Window, wire::Addresses};
+
+fn capture(packets: u64, payload_bytes: usize) -> (tempfile::TempDir, Vec<PathBuf>) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.pcap");
+    let mut writer = PcapWriter::new(Vec::new()).unwrap();
+    let (src, dst) = ("10.0.0.1:1".parse().unwrap(), "239.255.70.9:7009".parse().unwrap());
+    for number in 0..packets {
+        writer.datagram(number * 1_000_000, src, dst, &vec![7; payload_bytes]).unwrap();
+    }
+    fs::write(&path, writer.finish().unwrap()).unwrap();
+    (folder, vec![path])
+}
+
+/// A group whose port is nobody else's as long as the socket is held.
+fn group() -> (UdpSocket, SocketAddrV4) {
+    let reserved = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = reserved.local_addr().unwrap().port();
+    (reserved, SocketAddrV4::new([239, 255, 70, 9].into(), port))
+}
+
+fn search(
+    paths: &[PathBuf],
+    to: SocketAddrV4,
+    rising: Rising,
+    receiver: &Receiver,
+) -> Result<UntilLoss, UntilLossError> {
+    let options = WireOptions {
+        pace: Pace::Max,
+        addresses: Addresses { to: vec![to], map: vec![] },
+        interface: Some(Interface::LOOPBACK),
+        ttl: 0,
+        rounds: 1,
+        rehearsal: None,
+    };
+    let open = || Merge::open(paths, &OpenOptions::default(), Window::default());
+    run(open, &options, rising, receiver, &BTreeSet::from([to]), &mut || false)
+}
+
+const GENTLE: Rising = Rising { rate: 200.0, factor: 2.0, step_ns: 100_000_000 };
+
+#[test]
+fn a_sink_that_keeps_up_is_told_with_its_latency_at_each_step() {
+    let (_folder, paths) = capture(140, 100);
+    let (_reserved, group) = group();
+    let found = search(&paths, group, GENTLE, &Receiver::Sink(Some(Interface::LOOPBACK))).unwrap();
+    assert_eq!(found.lost_on_the_way, 0);
+    assert_eq!(
+        found.steps.iter().map(|step| (step.sent, step.dropped)).collect::<Vec<_>>(),
+        [(20, 0), (40, 0), (80, 0)]
+    );
+    assert!(found.steps.iter().all(|step| step.latency.is_some()), "{found:?}");
+    // A machine that is busy elsewhere may hold the sender up; it never loses anything.
+    assert!(matches!(found.ended_by, EndedBy::EndOfCaptures | EndedBy::Sender), "{found:?}");
+    assert!(found.to_table().contains("counted as lost"));
+}
+
+#[test]
+fn a_receiver_that_does_not_read_ends_the_search_by_its_drops() {
+    let (_folder, paths) = capture(100_000, 1_000);
+    let mut options = ReceiveOptions::new("127.0.0.1:0".parse().unwrap(), None);
+    options.receive_buffer_bytes = 64 << 10;
+    let idle = open_receive(&options).unwrap();
+    let found = search(&paths, idle.local_address().unwrap(), GENTLE, &Receiver::Host).unwrap();
+    assert_eq!(found.ended_by, EndedBy::Loss);
+    assert!(found.steps.last().unwrap().dropped > 0);
+    assert!(found.steps.iter().map(|step| step.sent).sum::<u64>() < 100_000, "it ends with the loss");
+}
+
+#[test]
+fn a_gap_that_a_gateway_declares_ends_the_search() {
+    let (folder, paths) = capture(100_000, 10);
+    let listening = open_receive(&ReceiveOptions::new("127.0.0.1:0".parse().unwrap(), None)).unwrap();
+    let (address, socket) = (listening.local_address().unwrap(), folder.path().join("control"));
+    // It had lost 5 messages before; while packets come, it loses 3 more.
+    let asked = AtomicU64::new(0);
+    let _gateway = ControlServer::start(&socket, move |_| {
+        let number = asked.fetch_add(1, Ordering::Relaxed);
+        let end_ns = mono_now().0;
+        // Each time it has a new interval, and in another channel one that began long before.
+        let [young, old] = [(end_ns - 1_000, 700 + number), (1, 1_000_000_000)].map(|(begin_ns, p99_ns)| {
+            let stage = "wire_to_wire".to_owned();
+            vec![StageSnapshot { stage, begin_ns, end_ns, count: 9, p99_ns, ..StageSnapshot::default() }]
+        });
+        let gap_messages = if number < 3 { 5 } else { 8 };
+        let channels = vec![
+            ChannelSnapshot { id: 1, gap_messages, stages: young, ..ChannelSnapshot::default() },
+            ChannelSnapshot { id: 2, stages: old, ..ChannelSnapshot::default() },
+        ];
+        Answer::Ok(serde_json::json!(Snapshot { channels, ..Snapshot::default() }))
+    })
+    .unwrap();
+    // So slow that no machine falls behind before the gateway has been asked a few times.
+    let slow = Rising { rate: 50.0, factor: 1.5, step_ns: 1_000_000_000 };
+    let found = search(&paths, address, slow, &Receiver::Gateway(socket.clone())).unwrap();
+    assert_eq!(found.ended_by, EndedBy::Loss, "{found:?}");
+    assert_eq!(found.steps.iter().filter_map(|step| step.gap_messages).sum::<u64>(), 3);
+    assert!(found.steps.iter().map(|step| step.sent).sum::<u64>() < 100_000, "it ends with the loss");
+    let told = found.steps.iter().filter_map(|step| step.gateway_latency).map(|latency| latency.p99_ns).max();
+    assert!(told.is_some_and(|p99_ns| (701..10_000).contains(&p99_ns)), "the worst within a step: {told:?}");
+    assert!(found.to_table().contains("wire to wire us"), "{}", found.to_table());
+    let gone = search(&paths, address, slow, &Receiver::Gateway(folder.path().join("none"))).unwrap_err();
+    assert!(gone.to_string().contains("ask the gateway"), "{gone}");
+}
+
+#[test]
+fn without_a_listener_there_is_nothing_to_find() {
+    let (_folder, paths) = capture(1, 10);
+    let (_reserved, address) = group();
+    let refused = search(&paths, address, GENTLE, &Receiver::Host).unwrap_err();
+    assert!(refused.to_string().contains(&address.to_string()), "{refused}");
+}
+
+#[test]
+fn a_sender_is_judged_when_half_a_step_has_been_played() {
+    /// Nothing is ever lost there.
+    struct Lossless;
+    impl Counts for Lossless {
+        fn sent(&mut self, _: SocketAddrV4, _: MonoNs, _: u32) {}
+
+        fn dropped(&mut self) -> io::Result<u64> {
+            Ok(0)
+        }
+
+        fn settle(&mut self, _: u64) -> io::Result<Option<Arrived>> {
+            Ok(None)
+        }
+
+        fn described(&self) -> &'static str {
+            "nothing"
+        }
+    }
+    // So long that a machine that pauses the test plays no part.
+    let rising = Rising { step_ns: 10_000_000_000, ..GENTLE };
+    let mut search = Search {
+        counts: Box::new(Lossless),
+        rising,
+        origin: None,
+        steps: Vec::new(),
+        dropped: 0,
+        gap_messages: 0,
+        fault: None,
+    };
+    let destination = SocketAddrV4::new([239, 255, 70, 9].into(), 7009);
+    // All of them should have left before the step was over, and it is by now.
+    let begin = MonoNs(mono_now().0.saturating_sub(2 * rising.step_ns));
+    (0..PACKETS_TO_JUDGE).for_each(|packet| search.sent(destination, begin.plus(packet)));
+    assert_eq!(search.look(), None, "it may catch up yet");
+    search.sent(destination, begin.plus(rising.step_ns / 2));
+    assert_eq!(search.look(), Some(EndedBy::Sender));
+    let found = UntilLoss {
+        steps: search.told(None),
+        highest_rate_without_loss: None,
+        ended_by: EndedBy::Sender,
+        lost_on_the_way: 0,
+        counts_read: "nothing",
+    };
+    let table = found.to_table();
+    assert!(table.contains("no loss was seen: begin with a lower --rate") && !table.contains("no step"), "{table}");
+}

@@ -1,0 +1,305 @@
+//! Captures to the wire: each datagram at its time, to its address or another.
+
+mod address;
+mod journey;
+mod report;
+
+use std::{
+    collections::HashMap,
+    io,
+    net::{SocketAddr, SocketAddrV4},
+    ops::ControlFlow,
+    time::Duration,
+};
+
+use mdgw_captures::{
+    capture_file::CaptureError,
+    pacer::{Pace, Pacer},
+};
+use mdgw_feeds::time::MonoNs;
+use mdgw_sys::{
+    clock::mono_now,
+    sockets::{Interface, OutputOptions, SocketError, open_output},
+};
+use socket2::Socket;
+
+pub use self::{
+    address::{AddressRewrite, Addresses, InvalidRewrite},
+    journey::{LineSent, Rehearsal},
+    report::{Lateness, WireSummary},
+};
+use self::{journey::Journey, report::Timing};
+use super::merge::Merge;
+
+/// How to send.
+#[derive(Clone, Debug)]
+pub struct WireOptions {
+    /// How fast.
+    pub pace: Pace,
+    /// Where to.
+    pub addresses: Addresses,
+    /// By which interface multicast leaves; `None` leaves the choice to the routing table.
+    pub interface: Option<Interface>,
+    /// Hops that multicast may take.
+    pub ttl: u8,
+    /// How often; 0: until the caller breaks off.
+    pub rounds: u64,
+    /// Lines to send each packet on instead of one address, and what they do to it.
+    pub rehearsal: Option<Rehearsal>,
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug)]
+pub struct WireProgress {
+    /// Bytes read of the files in this round, as they are on disk.
+    pub file_bytes: u64,
+}
+
+/// Why captures could not be sent. Damage inside a capture stands in the summary.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    /// A capture could not be opened.
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
+    /// A socket could not be opened.
+    #[error("replay")]
+    Socket(#[from] SocketError),
+    /// A datagram could not be sent.
+    #[error("send to {destination}")]
+    Send {
+        /// Where to.
+        destination: SocketAddrV4,
+        /// Why not.
+        source: io::Error,
+    },
+    /// There was nothing to send.
+    #[error("replay: no packets in {0}")]
+    NoPackets(String),
+    /// There is no address to send to.
+    #[error("replay: {path} has no addresses: say where to with --to ADDR:PORT")]
+    NoAddress {
+        /// The file.
+        path: String,
+    },
+    /// An address of the other family.
+    #[error("replay: cannot send to {0}: only IPv4 is sent; rewrite it with --to or --map")]
+    NotIpv4(SocketAddr),
+}
+
+/// Sends everything that `open` opens, once for each round. Broken off by `watch`, it ends with what was sent so far.
+///
+/// # Errors
+/// See [`WireError`].
+pub fn run(
+    open: impl Fn() -> Result<Merge, CaptureError>,
+    options: &WireOptions,
+    watch: &mut dyn FnMut(WireProgress) -> ControlFlow<()>,
+) -> Result<WireSummary, WireError> {
+    run_observed(open, options, watch, &mut |_, _| {})
+}
+
+/// The same; `sent` is told of each packet where it went and when it was meant to (where there is a pace).
+///
+/// # Errors
+/// See [`WireError`].
+pub fn run_observed(
+    open: impl Fn() -> Result<Merge, CaptureError>,
+    options: &WireOptions,
+    watch: &mut dyn FnMut(WireProgress) -> ControlFlow<()>,
+    sent: &mut dyn FnMut(SocketAddrV4, MonoNs),
+) -> Result<WireSummary, WireError> {
+    let mut pacer = Pacer::new(options.pace, mono_now().0);
+    let begun = mono_now();
+    let mut player = Player {
+        sender: Sender { options, sockets: HashMap::new() },
+        timing: Timing::new(),
+        journey: options.rehearsal.as_ref().map(Journey::new),
+        until_look: PACKETS_PER_LOOK,
+        watch,
+        sent,
+    };
+    let mut round = 0;
+    let (damages, cut, is_interrupted) = loop {
+        let mut merge = open()?;
+        let offered_before = player.timing.offered();
+        let flow = player.play(&mut merge, &mut pacer)?;
+        round += 1;
+        let offered = player.timing.offered() - offered_before;
+        if offered == 0
+            && flow.is_continue()
+            && merge.damages().is_empty()
+            && merge.files().all(|file| file.counts().frames == 0)
+        {
+            let files: Vec<String> = merge.files().map(|file| file.path().display().to_string()).collect();
+            return Err(WireError::NoPackets(files.join(", ")));
+        }
+        if flow.is_break() || round == options.rounds || offered == 0 {
+            let flow = if flow.is_continue() { player.close(&merge)? } else { flow };
+            let cut = merge.cut();
+            break (merge.into_damages(), cut, flow.is_break());
+        }
+        pacer.begin_round(offered);
+    };
+    let lines = player.journey.as_ref().map_or(&[][..], Journey::lines);
+    Ok(player.timing.summary(round, mono_now().since(begun), &damages, cut, is_interrupted, lines))
+}
+
+/// Sends one packet after the other, each at its time.
+struct Player<'a> {
+    sender: Sender<'a>,
+    timing: Timing,
+    journey: Option<Journey>,
+    until_look: u32,
+    watch: &'a mut dyn FnMut(WireProgress) -> ControlFlow<()>,
+    sent: &'a mut dyn FnMut(SocketAddrV4, MonoNs),
+}
+
+impl Player<'_> {
+    /// One round.
+    fn play(&mut self, merge: &mut Merge, pacer: &mut Pacer) -> Result<ControlFlow<()>, WireError> {
+        while merge.advance() {
+            let Some((file, datagram)) = merge.current() else { break };
+            let target = pacer.target_ns(datagram.time_ns).map(MonoNs);
+            self.timing.offered_one();
+            let flow = if let Some(journey) = &mut self.journey {
+                let due_ns = target.unwrap_or_else(mono_now).0;
+                journey.set_out(file, due_ns, datagram.payload);
+                self.arrive(due_ns, target.is_some(), merge)?
+            } else {
+                let destination = self.sender.destination(file, datagram.dst, merge)?;
+                self.put(destination, target, datagram.payload, merge)?
+            };
+            if flow.is_break() {
+                return Ok(flow);
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// After the last round: what is still on its way arrives.
+    fn close(&mut self, merge: &Merge) -> Result<ControlFlow<()>, WireError> {
+        let Some(journey) = &mut self.journey else { return Ok(ControlFlow::Continue(())) };
+        journey.finish(mono_now().0);
+        self.arrive(u64::MAX, true, merge)
+    }
+
+    /// Sends the copies that arrive up to then.
+    fn arrive(&mut self, until_ns: u64, is_paced: bool, merge: &Merge) -> Result<ControlFlow<()>, WireError> {
+        while let Some(copy) = self.journey.as_mut().and_then(|journey| journey.arrive(until_ns)) {
+            let target = is_paced.then_some(MonoNs(copy.due_ns));
+            let flow = self.put(copy.destination, target, &copy.payload, merge)?;
+            if flow.is_break() {
+                return Ok(flow);
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Waits for the packet's time and sends it.
+    fn put(
+        &mut self,
+        destination: SocketAddrV4,
+        target: Option<MonoNs>,
+        payload: &[u8],
+        merge: &Merge,
+    ) -> Result<ControlFlow<()>, WireError> {
+        let mut look = || (self.watch)(WireProgress { file_bytes: merge.file_bytes_read() });
+        self.until_look -= 1;
+        if self.until_look == 0 {
+            self.until_look = PACKETS_PER_LOOK;
+            if look().is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        if let Some(target) = target
+            && wait_until(target, &mut look).is_break()
+        {
+            return Ok(ControlFlow::Break(()));
+        }
+        // Taken before the call: the packet is on its way when it returns.
+        let late_ns = target.map(|target| mono_now().since(target));
+        self.sender.send(destination, payload)?;
+        self.timing.sent(payload.len(), late_ns);
+        if let Some(target) = target {
+            (self.sent)(destination, target);
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+/// Sleeps until shortly before the target and spins the rest: sleeping alone is late by the timer's slack.
+fn wait_until(target: MonoNs, look: &mut dyn FnMut() -> ControlFlow<()>) -> ControlFlow<()> {
+    loop {
+        let left_ns = target.since(mono_now());
+        if left_ns == 0 {
+            return ControlFlow::Continue(());
+        }
+        if left_ns <= SPIN_NS {
+            std::hint::spin_loop();
+            continue;
+        }
+        if left_ns > LOOK_NS {
+            look()?;
+        }
+        std::thread::sleep(Duration::from_nanos((left_ns - SPIN_NS).min(LOOK_NS)));
+    }
+}
+
+/// One socket for each destination.
+struct Sender<'a> {
+    options: &'a WireOptions,
+    sockets: HashMap<SocketAddrV4, (Socket, Option<SocketAddrV4>)>,
+}
+
+impl Sender<'_> {
+    fn destination(&self, file: usize, dst: SocketAddr, merge: &Merge) -> Result<SocketAddrV4, WireError> {
+        match self.options.addresses.rewrite(file, dst) {
+            SocketAddr::V4(address) if address.ip().is_unspecified() => Err(WireError::NoAddress {
+                path: merge.files().nth(file).map(|file| file.path().display().to_string()).unwrap_or_default(),
+            }),
+            SocketAddr::V4(address) => Ok(address),
+            address @ SocketAddr::V6(_) => Err(WireError::NotIpv4(address)),
+        }
+    }
+
+    fn send(&mut self, destination: SocketAddrV4, payload: &[u8]) -> Result<(), WireError> {
+        if !self.sockets.contains_key(&destination) {
+            self.open(destination)?;
+        }
+        let Some((socket, address)) = self.sockets.get(&destination) else { return Ok(()) };
+        loop {
+            let sent = match address {
+                None => socket.send(payload),
+                Some(address) => socket.send_to(payload, &(*address).into()),
+            };
+            match sent {
+                Ok(_) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(WireError::Send { destination, source }),
+            }
+        }
+    }
+
+    #[cold]
+    fn open(&mut self, destination: SocketAddrV4) -> Result<(), WireError> {
+        let options =
+            OutputOptions { ttl: self.options.ttl, ..OutputOptions::new(destination, self.options.interface.clone()) };
+        let output = open_output(&options)?;
+        let source = |source| WireError::Send { destination, source };
+        let socket = Socket::from(output.socket.try_clone().map_err(source)?);
+        // A full send buffer is waited for: the pace gives way, and the report tells.
+        socket.set_nonblocking(false).map_err(source)?;
+        self.sockets.insert(destination, (socket, output.destination));
+        Ok(())
+    }
+}
+
+/// Longest spin before a packet. Covers the slack of the kernel's timers (50 us) and the way out of an idle state.
+const SPIN_NS: u64 = 200_000;
+/// Between two looks at progress and the caller's wish to stop.
+const LOOK_NS: u64 = 50_000_000;
+/// The same while packets leave without waiting.
+const PACKETS_PER_LOOK: u32 = 1_024;
+
+#[cfg(test)]
+mod tests;

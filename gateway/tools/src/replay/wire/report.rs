@@ -1,0 +1,184 @@
+//! What was sent, and how well the pace was kept.
+
+use std::fmt::Write as _;
+
+use hdrhistogram::Histogram;
+use mdgw_captures::capture_file::CaptureError;
+use serde::Serialize;
+
+use super::journey::LineSent;
+use crate::replay::summary::grouped;
+
+/// Collects while packets are sent.
+#[derive(Debug)]
+pub(super) struct Timing {
+    /// Packets of the captures, before lines did anything to them.
+    offered: u64,
+    packets: u64,
+    bytes: u64,
+    /// How long after its intended time each packet was handed to the kernel, ns; empty where there are no times.
+    late_ns: Histogram<u64>,
+}
+
+/// What was sent, and how well the pace was kept.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WireSummary {
+    /// Packets.
+    pub packets: u64,
+    /// Payload bytes.
+    pub bytes: u64,
+    /// Rounds begun.
+    pub rounds: u64,
+    /// From start to end, s.
+    pub elapsed_seconds: f64,
+    /// Packets in a second, on average.
+    pub packets_per_second: f64,
+    /// How late packets were against the intended time; `None` where they went as fast as possible.
+    pub lateness: Option<Lateness>,
+    /// Where packets went out on several lines: each of them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lines: Vec<LineSent>,
+    /// Whether it was broken off.
+    pub interrupted: bool,
+    /// What ended files before their end.
+    pub damages: Vec<String>,
+    /// Frames of each round that were cut by the capture's snap length, left out.
+    pub cut: u64,
+}
+
+/// Timing error against absolute intended times: a stall shows in every packet that it held up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Lateness {
+    /// Median, ns.
+    pub p50_ns: u64,
+    /// 99 of 100 were not later, ns.
+    pub p99_ns: u64,
+    /// 999 of 1,000 were not later, ns.
+    pub p999_ns: u64,
+    /// The latest, ns.
+    pub max_ns: u64,
+}
+
+impl Timing {
+    pub(super) fn new() -> Self {
+        let late_ns = Histogram::new_with_max(LATE_NS_MAX, 3)
+            .unwrap_or_else(|error| unreachable!("the bounds are constants that are allowed: {error}"));
+        Self { offered: 0, packets: 0, bytes: 0, late_ns }
+    }
+
+    pub(super) fn sent(&mut self, payload_bytes: usize, late_ns: Option<u64>) {
+        self.packets += 1;
+        self.bytes += payload_bytes as u64;
+        if let Some(late_ns) = late_ns {
+            self.late_ns.saturating_record(late_ns);
+        }
+    }
+
+    pub(super) fn offered_one(&mut self) {
+        self.offered += 1;
+    }
+
+    pub(super) fn offered(&self) -> u64 {
+        self.offered
+    }
+
+    pub(super) fn summary(
+        &self,
+        rounds: u64,
+        elapsed_ns: u64,
+        damages: &[CaptureError],
+        cut: u64,
+        interrupted: bool,
+        lines: &[LineSent],
+    ) -> WireSummary {
+        let elapsed_seconds = std::time::Duration::from_nanos(elapsed_ns).as_secs_f64();
+        WireSummary {
+            packets: self.packets,
+            bytes: self.bytes,
+            rounds,
+            elapsed_seconds,
+            #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+            packets_per_second: self.packets as f64 / elapsed_seconds.max(1e-9),
+            lateness: (!self.late_ns.is_empty()).then(|| Lateness {
+                p50_ns: self.late_ns.value_at_quantile(0.5),
+                p99_ns: self.late_ns.value_at_quantile(0.99),
+                p999_ns: self.late_ns.value_at_quantile(0.999),
+                max_ns: self.late_ns.max(),
+            }),
+            lines: lines.to_vec(),
+            interrupted,
+            damages: damages.iter().map(|damage| format!("{damage}: {}", damage.fault)).collect(),
+            cut,
+        }
+    }
+}
+
+impl WireSummary {
+    /// One line of JSON.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// A table for people.
+    #[must_use]
+    pub fn to_table(&self) -> String {
+        let mut text = String::new();
+        let mut row = |name: &str, value: String| {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{name:<12} {value}");
+        };
+        row("packets", format!("{} ({} bytes of payload)", grouped(self.packets), grouped(self.bytes)));
+        if self.rounds > 1 {
+            row("rounds", grouped(self.rounds));
+        }
+        row("sent in", format!("{:.3} s, {:.0} packets/s", self.elapsed_seconds, self.packets_per_second));
+        if let Some(Lateness { p50_ns, p99_ns, p999_ns, max_ns }) = self.lateness {
+            let [p50, p99, p999, max] = [p50_ns, p99_ns, p999_ns, max_ns].map(microseconds);
+            row("late by", format!("p50 {p50}  p99 {p99}  p99.9 {p999}  max {max} us"));
+        }
+        for LineSent { line, offered, sent } in &self.lines {
+            row(&format!("line {line}"), format!("{} copies of {} packets", grouped(*sent), grouped(*offered)));
+        }
+        if self.cut > 0 {
+            row("left out", format!("{}, cut by the capture's snap length", grouped(self.cut)));
+        }
+        if self.interrupted {
+            row("interrupted", "before the end".to_owned());
+        }
+        text
+    }
+}
+
+/// Lateness is told up to there: a day.
+const LATE_NS_MAX: u64 = 86_400_000_000_000;
+
+fn microseconds(ns: u64) -> String {
+    format!("{}.{:01}", ns / 1_000, ns % 1_000 / 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lateness_is_told_only_where_there_was_a_pace() {
+        let mut timing = Timing::new();
+        timing.sent(100, None);
+        assert_eq!(timing.summary(1, 1_000_000_000, &[], 0, false, &[]).lateness, None);
+        timing.sent(25, Some(1_500));
+        timing.sent(25, Some(60_000_000_000));
+        let summary = timing.summary(1, 3_000_000_000, &[], 2, false, &[]);
+        assert_eq!((summary.packets, summary.bytes, summary.packets_per_second), (3, 150, 1.0));
+        let lateness = summary.lateness.unwrap();
+        assert!((1_500..1_510).contains(&lateness.p50_ns), "{lateness:?}");
+        assert!((60_000_000_000..60_100_000_000).contains(&lateness.max_ns), "a minute is told as a minute");
+        assert!(summary.to_table().contains("p50 1.5"));
+        assert!(
+            summary.to_table().contains("left out     2, cut by the capture's snap length"),
+            "{}",
+            summary.to_table()
+        );
+        assert!(!summary.to_json().contains('\n'));
+    }
+}

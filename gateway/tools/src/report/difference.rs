@@ -1,0 +1,285 @@
+//! Groups of logs held against each other: runs, hosts or days.
+//!
+//! **Spread.** Each run (one log) of a group has a percentile of its own; the group's spread is from the lowest to the
+//! highest of them. Where a group has one run only, the runs of both groups are cut into [`STRETCH_COUNT`] stretches of
+//! equally many intervals, which take the place of runs: what shifts from one run to the next can't be seen then.
+//!
+//! **A change exceeds the spread** when the two spreads don't overlap: when every run of one group was faster than every
+//! run of the other. If nothing had changed, that would happen by chance in 2 of `(n + m over n)` cases, with `n` and `m`
+//! runs; where this is more than 1 in 20, runs are too few to tell. The maximum grows with the number of values, so it is
+//! shown and not judged; and so are percentiles of which some run has not one value beyond.
+
+use mdgw_feeds::identity::ChannelId;
+use mdgw_telemetry::stages::Stage;
+
+use super::{Report, figures::Figures, quantity::QUANTILES, summary::StageReport};
+
+/// Several groups; the first one is what the others are held against.
+#[derive(Debug)]
+pub struct Comparison {
+    /// The groups in the order in which they were named.
+    pub groups: Vec<Group>,
+    /// What differs, by channel, stage and group.
+    pub differences: Vec<Difference>,
+}
+
+/// Some logs under one name.
+#[derive(Debug)]
+pub struct Group {
+    /// Its name.
+    pub name: String,
+    /// What its logs say together.
+    pub report: Report,
+}
+
+/// One stage of one channel, in a group and in the first group.
+#[derive(Clone, Debug)]
+pub struct Difference {
+    /// The channel; the same number in both.
+    pub channel: ChannelId,
+    /// Its name, where a disclosure tells it.
+    pub name: Option<String>,
+    /// The stage.
+    pub stage: Stage,
+    /// Index of the group that is held against the first.
+    pub group: usize,
+    /// What the spreads are made of.
+    pub samples: Samples,
+    /// Percentile by percentile, the maximum last.
+    pub changes: Vec<Change>,
+}
+
+/// What a spread is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Samples {
+    /// Runs, or stretches of runs.
+    pub are_runs: bool,
+    /// Of the first group.
+    pub base_count: usize,
+    /// Of the other one.
+    pub count: usize,
+}
+
+/// One percentile.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Change {
+    /// Its name.
+    pub name: &'static str,
+    /// All values of the first group, ns.
+    pub base_ns: u64,
+    /// All values of the other group, ns.
+    pub value_ns: u64,
+    /// Lowest and highest sample of the first group, ns.
+    pub base_spread_ns: (u64, u64),
+    /// Lowest and highest sample of the other group, ns.
+    pub spread_ns: (u64, u64),
+    /// Whether it is more than chance.
+    pub verdict: Verdict,
+}
+
+/// Whether a change exceeds the spread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Every sample of one group lies below every one of the other.
+    Exceeds,
+    /// The spreads overlap.
+    Within,
+    /// The spreads don't overlap, which so few samples do by chance too often.
+    FewSamples,
+    /// Not to be judged: it hangs on how many values there were.
+    Unjudged,
+}
+
+impl Comparison {
+    /// Holds groups against the first of them. Channels are matched by their number.
+    #[must_use]
+    pub fn of(groups: Vec<Group>) -> Self {
+        let mut differences = Vec::new();
+        if let Some((base, others)) = groups.split_first() {
+            for channel in &base.report.channels {
+                for stage in &channel.stages {
+                    for (index, group) in (1..).zip(others) {
+                        let other = group.report.channels.iter().find(|other| other.id == channel.id);
+                        let Some(other) = other.and_then(|other| other.stage(stage.stage)) else { continue };
+                        if stage.histogram.is_empty() || other.histogram.is_empty() {
+                            continue;
+                        }
+                        let (samples, changes) = changes(stage, other);
+                        differences.push(Difference {
+                            channel: channel.id,
+                            name: channel.name.clone(),
+                            stage: stage.stage,
+                            group: index,
+                            samples,
+                            changes,
+                        });
+                    }
+                }
+            }
+        }
+        Self { groups, differences }
+    }
+}
+
+impl Change {
+    /// The change as a share of the first group's value: 0.1 is a tenth more. `None` where that was 0.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss, reason = "shown with one decimal")]
+    pub fn share(&self) -> Option<f64> {
+        (self.base_ns > 0).then(|| self.value_ns as f64 / self.base_ns as f64 - 1.0)
+    }
+}
+
+impl Verdict {
+    /// In a few words.
+    #[must_use]
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Exceeds => "beyond the spread",
+            Self::Within => "within the spread",
+            Self::FewSamples => "too few runs to tell",
+            Self::Unjudged => "not judged",
+        }
+    }
+
+    /// Name in CSV and JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exceeds => "exceeds",
+            Self::Within => "within",
+            Self::FewSamples => "few_samples",
+            Self::Unjudged => "unjudged",
+        }
+    }
+}
+
+impl Samples {
+    /// How often chance alone keeps the two sets of samples apart.
+    #[must_use]
+    pub fn chance(self) -> f64 {
+        2.0 / ways(self.base_count + self.count, self.base_count)
+    }
+}
+
+/// How spreads are computed, for whoever reads a table of them.
+pub(super) const SPREAD_NOTE: &str = "Spread: from the lowest to the highest percentile among the runs (logs) of a group; where a group has one run, among \
+     5 stretches of its intervals instead. A change is beyond the spread when the two spreads do not overlap, and chance alone \
+     would do that in less than 1 of 20 cases. The maximum, and percentiles with less than one value beyond them in some run, \
+     hang on the number of values and are not judged.";
+
+/// Stretches that a run is cut into where there is only one.
+pub const STRETCH_COUNT: usize = 5;
+/// More often than so, chance alone keeps samples apart: too often to call it a change.
+const CHANCE_MAX: f64 = 0.05;
+
+fn changes(base: &StageReport, other: &StageReport) -> (Samples, Vec<Change>) {
+    let are_runs = base.runs.len() >= 2 && other.runs.len() >= 2;
+    let of = |stage: &StageReport| if are_runs { stage.runs.clone() } else { stage.stretches.clone() };
+    let (base_samples, other_samples) = (of(base), of(other));
+    let samples = Samples { are_runs, base_count: base_samples.len(), count: other_samples.len() };
+    let (base_all, other_all) = (Figures::of(&base.histogram), Figures::of(&other.histogram));
+    let figures = base_all.named().zip(other_all.named()).enumerate();
+    let changes = figures.map(|(place, ((name, base_ns), (_, value_ns)))| {
+        let (base_spread_ns, spread_ns) = (spread(&base_samples, place), spread(&other_samples, place));
+        let is_judged = QUANTILES.get(place).is_some_and(|(quantile, _)| {
+            base_samples.iter().chain(&other_samples).all(|sample| has_beyond(sample, *quantile))
+        });
+        let is_apart = base_spread_ns.1 < spread_ns.0 || spread_ns.1 < base_spread_ns.0;
+        let verdict = match (is_judged, is_apart, samples.chance() <= CHANCE_MAX) {
+            (false, ..) => Verdict::Unjudged,
+            (_, false, _) => Verdict::Within,
+            (_, true, true) => Verdict::Exceeds,
+            (_, true, false) => Verdict::FewSamples,
+        };
+        Change { name, base_ns, value_ns, base_spread_ns, spread_ns, verdict }
+    });
+    (samples, changes.collect())
+}
+
+/// Lowest and highest.
+fn spread(samples: &[Figures], place: usize) -> (u64, u64) {
+    let values = || samples.iter().filter_map(|sample| sample.named().nth(place)).map(|(_, value)| value);
+    (values().min().unwrap_or(0), values().max().unwrap_or(0))
+}
+
+/// Whether a percentile has at least one value beyond it.
+#[allow(clippy::cast_precision_loss, reason = "a comparison with 1")]
+fn has_beyond(sample: &Figures, quantile: f64) -> bool {
+    // A tenth of a value is left for what doubles can't hold of 0.9999.
+    sample.count as f64 * (1.0 - quantile) >= 0.9
+}
+
+/// Ways to choose `chosen` of `all`.
+#[allow(clippy::cast_precision_loss, reason = "few runs")]
+fn ways(all: usize, chosen: usize) -> f64 {
+    (0..chosen).map(|step| (all - step) as f64 / (step + 1) as f64).product()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::report::summary::tests::log_of;
+
+    fn group(name: &str, logs: &[Vec<u64>]) -> Group {
+        let files: Vec<_> =
+            (0..).zip(logs).map(|(run, values)| (PathBuf::from(format!("{name}-{run}")), log_of(values))).collect();
+        Group { name: name.to_owned(), report: Report::of(&files, None) }
+    }
+
+    fn verdicts(base: &[Vec<u64>], other: &[Vec<u64>]) -> (Samples, Vec<(&'static str, Verdict)>) {
+        let comparison = Comparison::of(vec![group("base", base), group("other", other)]);
+        let [difference] = comparison.differences.as_slice() else { panic!("{:?}", comparison.differences) };
+        (difference.samples, difference.changes.iter().map(|change| (change.name, change.verdict)).collect())
+    }
+
+    /// Runs of 1,000 values around `medians`.
+    fn runs(medians: &[u64]) -> Vec<Vec<u64>> {
+        medians.iter().map(|median| (0..1_000).map(|value| median - 500 + value).collect()).collect()
+    }
+
+    #[test]
+    fn runs_that_lie_apart_exceed_the_spread_and_those_that_mix_do_not() {
+        let (samples, apart) = verdicts(&runs(&[5_000, 5_100, 5_200, 5_300]), &runs(&[9_000, 9_100, 9_200, 9_300]));
+        assert_eq!(samples, Samples { are_runs: true, base_count: 4, count: 4 });
+        assert_eq!(apart[0], ("p50", Verdict::Exceeds));
+        assert_eq!(apart[3], ("p99.9", Verdict::Exceeds));
+        assert_eq!(apart[4], ("p99.99", Verdict::Unjudged), "a tenth of a value lies beyond it");
+        assert_eq!(apart[5], ("max", Verdict::Unjudged));
+        let (_, mixed) = verdicts(&runs(&[5_000, 5_100, 9_200, 5_300]), &runs(&[9_000, 9_100, 9_200, 9_300]));
+        assert_eq!(mixed[0], ("p50", Verdict::Within));
+    }
+
+    #[test]
+    fn few_runs_that_lie_apart_tell_nothing() {
+        let (samples, verdicts) = verdicts(&runs(&[5_000, 5_100]), &runs(&[9_000, 9_100]));
+        assert!((samples.chance() - 1.0 / 3.0).abs() < 1e-9);
+        assert_eq!(verdicts[0], ("p50", Verdict::FewSamples));
+    }
+
+    #[test]
+    fn a_single_run_is_cut_into_stretches() {
+        let (samples, same) = verdicts(&runs(&[5_000]), &runs(&[5_000, 5_000]));
+        assert_eq!(samples, Samples { are_runs: false, base_count: STRETCH_COUNT, count: STRETCH_COUNT });
+        assert!((samples.chance() - 2.0 / 252.0).abs() < 1e-9);
+        assert_eq!(same[0], ("p50", Verdict::Within));
+        let (_, apart) = verdicts(&runs(&[5_000]), &runs(&[9_000]));
+        assert_eq!(apart[0], ("p50", Verdict::Exceeds));
+    }
+
+    #[test]
+    fn a_change_is_a_share_of_the_first_groups_value() {
+        let comparison = Comparison::of(vec![group("a", &runs(&[4_000])), group("b", &runs(&[5_000]))]);
+        let share = comparison.differences[0].changes[0].share().unwrap();
+        assert!((share - 0.25).abs() < 0.02, "{share}");
+    }
+
+    #[test]
+    fn what_only_one_group_has_is_no_difference() {
+        let empty = Group { name: "empty".to_owned(), report: Report::of(&[], None) };
+        assert!(Comparison::of(vec![group("a", &runs(&[4_000])), empty]).differences.is_empty());
+        assert!(Comparison::of(Vec::new()).differences.is_empty());
+    }
+}

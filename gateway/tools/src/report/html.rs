@@ -1,0 +1,340 @@
+//! The report as one HTML page that asks for nothing else: no scripts, no fonts, no images but its own drawings.
+
+mod channel;
+mod charts;
+mod compare;
+
+use std::{
+    collections::BTreeSet,
+    fmt::{self, Write},
+};
+
+use mdgw_feeds::time::TradingDate;
+use mdgw_telemetry::stages::Stage;
+
+use super::{
+    Comparison, Report,
+    chart::{BandKind, Chart, STYLE_COUNT, escape},
+    quantity::{Count, Latency, QUANTILES, TimeOfDay, Timestamp},
+};
+
+/// Writes the page of one report.
+///
+/// # Errors
+/// What `out` says.
+pub fn write(report: &Report, out: &mut impl Write) -> fmt::Result {
+    begin("Latency by stage", out)?;
+    writeln!(out, "<p>{}</p>\n</header>", span(report))?;
+    builds([report], out)?;
+    notices(report, out)?;
+    if report.channels.len() > 1 {
+        channel::all_channels(report, out)?;
+    }
+    for channel in &report.channels {
+        channel::section(channel, report, out)?;
+    }
+    table(report, "Figures", out)?;
+    disclosure(report, "Where this was measured", out)?;
+    writeln!(out, "</body>\n</html>")
+}
+
+/// Writes the page of groups held against the first of them.
+///
+/// # Errors
+/// What `out` says.
+pub fn write_comparison(comparison: &Comparison, out: &mut impl Write) -> fmt::Result {
+    begin("Latency compared", out)?;
+    compare::groups(comparison, out)?;
+    writeln!(out, "</header>")?;
+    builds(comparison.groups.iter().map(|group| &group.report), out)?;
+    comparison.groups.iter().try_for_each(|group| notices(&group.report, out))?;
+    compare::sections(comparison, out)?;
+    for group in &comparison.groups {
+        table(&group.report, &format!("Figures: {}", group.name), out)?;
+    }
+    compare::disclosures(comparison, out)?;
+    for group in &comparison.groups {
+        disclosure(&group.report, &format!("Where {} was measured", group.name), out)?;
+    }
+    writeln!(out, "</body>\n</html>")
+}
+
+fn begin(title: &str, out: &mut impl Write) -> fmt::Result {
+    let style = include_str!("style.css");
+    writeln!(
+        out,
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<title>mdgw latency</title>\n\
+         <style>\n{style}</style>\n</head>\n<body>\n<header>\n<h1>{title}</h1>"
+    )
+}
+
+/// From when to when; the date once where it is one day.
+fn span(report: &Report) -> String {
+    let begin = Timestamp(report.begin);
+    if TradingDate::in_utc(report.begin) == TradingDate::in_utc(report.end) {
+        format!("{begin} to {} UTC", TimeOfDay(report.end))
+    } else {
+        format!("{begin} to {} UTC", Timestamp(report.end))
+    }
+}
+
+/// Builds whose figures say nothing, each told once.
+fn builds<'r>(reports: impl IntoIterator<Item = &'r Report>, out: &mut impl Write) -> fmt::Result {
+    let disclosed = reports.into_iter().flat_map(|report| &report.disclosures).flat_map(|disclosed| &disclosed.entries);
+    let builds: BTreeSet<&str> = disclosed
+        .filter(|(key, build)| key == "build" && build.starts_with("debug"))
+        .map(|(_, build)| &**build)
+        .collect();
+    builds.iter().try_for_each(|build| writeln!(out, "<p class=\"notice\">Build: {}</p>", escape(build)))
+}
+
+/// What a reader must know before any figure.
+fn notices(report: &Report, out: &mut impl Write) -> fmt::Result {
+    if report.channels.is_empty() {
+        writeln!(out, "<p class=\"notice\">Nothing was recorded.</p>")?;
+    }
+    if !report.damage.is_empty() {
+        writeln!(out, "<div class=\"notice\">{} damaged lines are left out:<ul>", Count(report.damage.len() as u64))?;
+        for damage in report.damage.iter().take(DAMAGE_SHOWN_MAX) {
+            writeln!(out, "<li>{}</li>", escape(&damage.to_string()))?;
+        }
+        writeln!(out, "</ul></div>")?;
+    }
+    Ok(())
+}
+
+fn tile(name: &str, value: &str, out: &mut impl Write) -> fmt::Result {
+    writeln!(out, "<div><dt>{name}</dt><dd>{value}</dd></div>")
+}
+
+fn figure(caption: &str, chart: &Chart, out: &mut impl Write) -> fmt::Result {
+    writeln!(out, "<figure>\n<figcaption>{}</figcaption>\n{}<ul class=\"legend\">", escape(caption), chart.svg())?;
+    for series in &chart.series {
+        let style = series.style % STYLE_COUNT;
+        writeln!(
+            out,
+            "<li><svg class=\"key\" viewBox=\"0 0 26 8\" aria-hidden=\"true\"><line class=\"line s{style}\" x1=\"1\" x2=\"25\" y1=\"4\" y2=\"4\"/></svg>{}</li>",
+            escape(&series.name)
+        )?;
+    }
+    for kind in [BandKind::Burst, BandKind::Pause, BandKind::Gap] {
+        if chart.bands.iter().any(|band| band.kind == kind) {
+            let class = kind.class();
+            writeln!(
+                out,
+                "<li><svg class=\"key\" viewBox=\"0 0 26 8\" aria-hidden=\"true\"><rect class=\"{class}\" width=\"26\" height=\"8\"/></svg>{}</li>",
+                kind.text()
+            )?;
+        }
+    }
+    writeln!(out, "</ul>\n</figure>")
+}
+
+fn table(report: &Report, title: &str, out: &mut impl Write) -> fmt::Result {
+    if report.channels.is_empty() {
+        return Ok(());
+    }
+    let title = escape(title);
+    writeln!(out, "<section>\n<h2>{title}</h2>\n<div class=\"scroll\">\n<table>\n<thead><tr><th>stage</th>")?;
+    QUANTILES.iter().try_for_each(|(_, name)| write!(out, "<th>{name}</th>"))?;
+    writeln!(out, "<th>max</th><th>count</th><th>negative</th></tr></thead>")?;
+    for channel in &report.channels {
+        let columns = QUANTILES.len() + 4;
+        writeln!(
+            out,
+            "<tbody>\n<tr><th colspan=\"{columns}\" scope=\"rowgroup\">{}</th></tr>",
+            escape(&channel.title())
+        )?;
+        for stage in &channel.stages {
+            let histogram = &stage.histogram;
+            write!(out, "<tr><th scope=\"row\">{}</th>", stage_title(stage.stage))?;
+            for (quantile, _) in QUANTILES {
+                write!(out, "<td>{}</td>", latency(histogram.value_at_quantile(quantile)))?;
+            }
+            let (max, count) = (latency(histogram.max()), Count(histogram.len()));
+            writeln!(out, "<td>{max}</td><td>{count}</td><td>{}</td></tr>", Count(stage.negative_count))?;
+        }
+        writeln!(out, "</tbody>")?;
+    }
+    writeln!(
+        out,
+        "</table>\n</div>\n<p class=\"caption\">Claim wait: one value for each claim. All others: one for each packet; from decode \
+         and book on only packets that brought something new, wire to user and wire to wire from the receive stamp. \
+         Negative values (two clocks, a step of one) are counted and in no percentile.</p>\n</section>"
+    )
+}
+
+fn disclosure(report: &Report, title: &str, out: &mut impl Write) -> fmt::Result {
+    for disclosed in &report.disclosures {
+        writeln!(out, "<section>\n<h2>{}</h2>", escape(title))?;
+        let logs: Vec<String> = disclosed.logs.iter().map(|log| escape(&log.display().to_string())).collect();
+        writeln!(out, "<p class=\"caption\">{}</p>", logs.join("<br>"))?;
+        let (settings, host): (Vec<_>, Vec<_>) =
+            disclosed.entries.iter().partition(|(key, _)| key.starts_with(SETTING_PREFIX));
+        if host.is_empty() {
+            writeln!(out, "<p class=\"notice\">The log doesn't say. Figures without it mean nothing.</p>")?;
+        }
+        let rows = |entries: &[&(String, String)], out: &mut dyn Write| -> fmt::Result {
+            writeln!(out, "<table class=\"facts\">")?;
+            for (key, value) in entries {
+                let key = key.strip_prefix(SETTING_PREFIX).unwrap_or(key);
+                writeln!(out, "<tr><th scope=\"row\">{}</th><td>{}</td></tr>", escape(key), escape(value))?;
+            }
+            writeln!(out, "</table>")
+        };
+        rows(&host, out)?;
+        if !settings.is_empty() {
+            writeln!(out, "<details>\n<summary>Configuration in force ({} settings)</summary>", settings.len())?;
+            rows(&settings, out)?;
+            writeln!(out, "</details>")?;
+        }
+        writeln!(out, "</section>")?;
+    }
+    Ok(())
+}
+
+const SETTING_PREFIX: &str = "config.";
+const DAMAGE_SHOWN_MAX: usize = 10;
+
+fn stage_title(stage: Stage) -> &'static str {
+    match stage {
+        Stage::WireToUser => "Wire to user",
+        Stage::ClaimWait => "Claim wait",
+        Stage::Arbitrate => "Arbitrate",
+        Stage::DecodeAndBook => "Decode and book",
+        Stage::Publish => "Publish",
+        Stage::WireToWire => "Wire to wire",
+    }
+}
+
+fn latency(ns: u64) -> String {
+    Latency(ns).to_string().replace("us", "µs").replace(' ', "\u{a0}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{
+        Group,
+        summary::tests::{plausible_report, report_of_days},
+    };
+
+    fn page(report: &Report) -> String {
+        let mut text = String::new();
+        write(report, &mut text).unwrap();
+        text
+    }
+
+    fn comparison_page(names: &[&str]) -> String {
+        let groups = names.iter().map(|name| Group { name: (*name).to_owned(), report: plausible_report() });
+        let mut text = String::new();
+        write_comparison(&Comparison::of(groups.collect()), &mut text).unwrap();
+        text
+    }
+
+    /// Walks through all tags: each is closed by its own, in order, and its attributes are quoted.
+    fn assert_parses(page: &str) {
+        let mut open: Vec<&str> = Vec::new();
+        let (_, mut rest) = page.split_once("<!doctype html>").expect("a doctype");
+        while let Some((text, tag)) = rest.split_once('<') {
+            let is_style = open.last() == Some(&"style");
+            assert!(is_style || !text.contains('>'), "a stray > before <{}", &tag[..tag.len().min(60)]);
+            let (tag, after) = tag.split_once('>').expect("a tag that ends");
+            assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
+            rest = after;
+            let name = tag.trim_start_matches('/').split([' ', '/']).next().unwrap_or_default();
+            if tag.starts_with('/') {
+                assert_eq!(open.pop(), Some(name), "closed by </{name}>");
+            } else if !tag.ends_with('/') && !["meta", "br"].contains(&name) {
+                open.push(name);
+            }
+        }
+        assert_eq!(open, [""; 0], "left open");
+    }
+
+    fn assert_asks_for_nothing(page: &str) {
+        for forbidden in ["http:", "https:", "//", "src=", "href=", "@import", "url(", "<script", "NaN", "inf"] {
+            assert!(!page.contains(forbidden), "{forbidden}");
+        }
+    }
+
+    #[test]
+    fn pages_ask_for_nothing_run_nothing_and_parse() {
+        for page in [page(&plausible_report()), comparison_page(&["old", "new", "<b>newest</b>"])] {
+            assert_asks_for_nothing(&page);
+            assert_parses(&page);
+            assert!(page.contains("&lt;script&gt;alert(1)&lt;/script&gt;"), "what a log says is text");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "closed by </p>")]
+    fn a_page_with_tags_out_of_order_does_not_parse() {
+        assert_parses("<!doctype html><p><b>x</p></b>");
+    }
+
+    #[test]
+    fn the_page_shows_curves_timeline_table_and_disclosure() {
+        let page = page(&plausible_report());
+        for expected in [
+            "All channels",
+            "Channel 1 nasdaq",
+            "Stages, by percentile",
+            "Wire to wire, over time",
+            "Rate, over time",
+            "<table>",
+            "kernel software",
+            "clock source",
+            "Configuration in force",
+            "debug",
+        ] {
+            assert!(page.contains(expected), "{expected}");
+        }
+    }
+
+    #[test]
+    fn the_page_of_a_comparison_shows_changes_overlays_and_what_was_different() {
+        let page = comparison_page(&["yesterday", "today"]);
+        for expected in [
+            "yesterday</strong>: 2 logs",
+            "today against yesterday",
+            "+0.0\u{a0}%",
+            "Wire to wire, by percentile",
+            "by time of day (UTC)",
+            "within the spread",
+            "Spread: from the lowest",
+            "host, clocks, build and settings are the same",
+        ] {
+            assert!(page.contains(expected), "{expected}");
+        }
+        assert_eq!(page.matches("<p class=\"notice\">Build: debug").count(), 1, "said once for all groups");
+    }
+
+    #[test]
+    fn many_groups_are_explained_once_and_what_is_not_drawn_is_said() {
+        let page = comparison_page(&["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]);
+        let channels = page.matches("<h2>Channel ").count();
+        assert_eq!(page.matches("against 0</p>").count(), 9 * channels);
+        assert_eq!(page.matches("▲ slower").count(), channels);
+        assert_eq!(page.matches("the first 8 groups; 2 more are in the tables").count(), channels);
+        assert_parses(&page);
+    }
+
+    #[test]
+    fn days_are_drawn_over_each_other() {
+        let page = page(&report_of_days());
+        assert!(page.contains("of each day, by time of day (UTC)") && page.contains("</svg>2019-01-31</li>"), "{page}");
+        let groups = ["old", "new"].map(|name| Group { name: name.to_owned(), report: report_of_days() });
+        let mut text = String::new();
+        write_comparison(&Comparison::of(groups.into()), &mut text).unwrap();
+        assert!(text.contains("99th percentile, by time of day (UTC)"));
+        assert_parses(&text);
+    }
+
+    #[test]
+    fn an_empty_report_is_a_page_that_says_so() {
+        assert!(page(&Report::of(&[], None)).contains("Nothing was recorded"));
+    }
+}

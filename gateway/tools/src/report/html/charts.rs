@@ -1,0 +1,356 @@
+//! The drawings of a page.
+
+use hdrhistogram::Histogram;
+use mdgw_feeds::time::{TradingDate, UnixNs};
+use mdgw_telemetry::stages::Stage;
+
+use super::{latency, stage_title};
+use crate::report::{
+    ChannelReport, LineReport, LoadBucket, Moment, RateUnit,
+    chart::{Axis, Band, BandKind, Chart, Series, Size},
+    figures::Figures,
+    quantity::{Count, TimeOfDay},
+    timeline::NS_PER_DAY,
+};
+
+/// Curves over the percentile axis: each step to the right is ten times fewer values.
+#[allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "positions in a drawing"
+)]
+pub(super) fn percentiles(label: &str, lines: &[(String, usize, &Histogram<u64>)]) -> Chart {
+    let count_max = lines.iter().map(|(_, _, histogram)| histogram.len()).max().unwrap_or(1);
+    let nines_max = (count_max as f64).log10().clamp(1.0, 6.0);
+    let tick = |(position, text): (f64, &str)| (position, text.to_owned());
+    let names = ["0 %", "90 %", "99 %", "99.9 %", "99.99 %", "99.999 %", "99.9999 %"];
+    let ticks = (0..).zip(names).map(|(nines, name)| tick((f64::from(nines), name)));
+    let series: Vec<Series> = lines
+        .iter()
+        .map(|(name, style, histogram)| {
+            let end = (histogram.len().max(1) as f64).log10().min(nines_max);
+            let steps = (end / NINES_STEP).ceil() as usize;
+            let point = |nines: f64| (nines, position(histogram.value_at_quantile(1.0 - 10_f64.powf(-nines))));
+            let mut points: Vec<(f64, f64)> = (0..steps).map(|step| point(step as f64 * NINES_STEP)).collect();
+            points.push((end, position(histogram.max())));
+            Series { name: name.clone(), style: *style, points, notes: Vec::new(), joins_within: f64::INFINITY }
+        })
+        .collect();
+    let (min, max) = lines.iter().fold((u64::MAX, 0), |(min, max), (_, _, histogram)| {
+        (min.min(histogram.value_at_quantile(0.0)), max.max(histogram.max()))
+    });
+    Chart {
+        label: format!("{label}: latency by percentile"),
+        x: Axis { min: 0.0, max: nines_max, ticks: ticks.filter(|(position, _)| *position <= nines_max).collect() },
+        y: Axis::latency(min.min(max), max, latency_tick),
+        series,
+        bands: Vec::new(),
+        size: Size::Full,
+    }
+}
+
+/// What a drawing over time spans, and what stands out in it.
+#[derive(Debug)]
+pub(super) struct TimeSpan {
+    pub(super) begin: UnixNs,
+    pub(super) length_ns: u64,
+    pub(super) bands: Vec<Band>,
+}
+
+impl TimeSpan {
+    /// Of one stage's timeline, with what stood out in its channel.
+    #[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
+    pub(super) fn of(begin: UnixNs, moments: &[Moment], channel: &ChannelReport) -> Self {
+        let length_ns = moments.last().map_or(1, |last| last.end.0.saturating_sub(begin.0)).max(1);
+        let at = |time: UnixNs| time.0.saturating_sub(begin.0) as f64;
+        let unit = channel.rate_unit.name();
+        let pauses = channel.pauses.iter().map(|(from, until)| Band {
+            kind: BandKind::Pause,
+            from: at(*from),
+            until: at(*until),
+            note: format!("nothing recorded from {} to {}", TimeOfDay(*from), TimeOfDay(*until)),
+        });
+        let bursts = moments.iter().filter(|moment| moment.is_burst).map(|moment| Band {
+            kind: BandKind::Burst,
+            from: at(moment.start),
+            until: at(moment.end),
+            note: format!("{} burst: {} {unit} a second", TimeOfDay(moment.start), per_s(moment.per_s_max)),
+        });
+        let gaps = channel.gaps.iter().map(|gap| Band {
+            kind: BandKind::Gap,
+            from: at(gap.start),
+            until: at(gap.start),
+            note: format!("{} gaps declared: {}, {} messages", TimeOfDay(gap.start), gap.gaps, Count(gap.messages)),
+        });
+        Self { begin, length_ns, bands: pauses.chain(bursts).chain(gaps).collect() }
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
+    fn axis(&self) -> Axis {
+        Axis { min: 0.0, max: self.length_ns as f64, ticks: time_ticks(self.begin, self.length_ns) }
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
+    fn at(&self, moment: &Moment) -> f64 {
+        moment.start.0.saturating_sub(self.begin.0) as f64
+    }
+}
+
+/// So far apart that nothing was recorded for some stretches in between.
+#[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
+fn joins_within(moments: &[Moment]) -> f64 {
+    let width_ns = moments.first().map_or(0, |moment| moment.end.0 - moment.start.0);
+    STRETCHES_JOINED.saturating_mul(width_ns) as f64
+}
+
+/// Median, tail and maximum over time.
+pub(super) fn timeline(stage: Stage, moments: &[Moment], span: &TimeSpan) -> Chart {
+    let series = |name: &str, style: usize, pick: fn(&Moment) -> u64| Series {
+        name: name.to_owned(),
+        style,
+        points: moments.iter().map(|moment| (span.at(moment), position(pick(moment)))).collect(),
+        notes: moments
+            .iter()
+            .map(|moment| {
+                let (time, value) = (TimeOfDay(moment.start), latency(pick(moment)));
+                format!("{time} {name} {value}, {} packets", Count(moment.count))
+            })
+            .collect(),
+        joins_within: joins_within(moments),
+    };
+    let low = moments.iter().map(|moment| moment.p50_ns).min().unwrap_or(1);
+    let high = moments.iter().map(|moment| moment.max_ns).max().unwrap_or(1);
+    Chart {
+        label: format!("{}: median, 99th percentile and maximum over time", stage_title(stage)),
+        x: span.axis(),
+        y: Axis::latency(low, high, latency_tick),
+        series: vec![
+            series("max", 3, |moment| moment.max_ns),
+            series("p99", 1, |moment| moment.p99_ns),
+            series("p50", 5, |moment| moment.p50_ns),
+        ],
+        bands: span.bands.clone(),
+        size: Size::Full,
+    }
+}
+
+/// How much came over time.
+pub(super) fn rates(unit: RateUnit, moments: &[Moment], span: &TimeSpan) -> Chart {
+    let unit = unit.name();
+    let max = moments.iter().map(|moment| moment.per_s_max).fold(0.0, f64::max);
+    let note = |moment: &Moment| format!("{} {} {unit} a second", TimeOfDay(moment.start), per_s(moment.per_s_max));
+    Chart {
+        label: "Rate over time".to_owned(),
+        x: span.axis(),
+        y: Axis::from_zero(max, short_count),
+        series: vec![Series {
+            name: format!("{unit} a second, in the busiest interval"),
+            style: 0,
+            points: moments.iter().map(|moment| (span.at(moment), moment.per_s_max)).collect(),
+            notes: moments.iter().map(note).collect(),
+            joins_within: joins_within(moments),
+        }],
+        bands: span.bands.clone(),
+        size: Size::Low,
+    }
+}
+
+/// One line of [`overlay`]: its name, its style, where its time begins, and its moments.
+pub(super) type Overlaid<'a> = (&'a str, usize, UnixNs, &'a [Moment]);
+
+/// The 99th percentile of several groups over the same stretch of a day, or from their begins on.
+#[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
+pub(super) fn overlay(label: &str, lines: &[Overlaid<'_>]) -> Chart {
+    let since = |origin: &UnixNs, moment: &Moment| moment.start.0.saturating_sub(origin.0);
+    let all = || lines.iter().flat_map(|(_, _, origin, moments)| moments.iter().map(move |moment| (origin, moment)));
+    let begin = all().map(|(origin, moment)| since(origin, moment)).min().unwrap_or(0);
+    let end = all().map(|(origin, moment)| moment.end.0.saturating_sub(origin.0)).max().unwrap_or(1);
+    let low = all().map(|(_, moment)| moment.p99_ns).min().unwrap_or(1);
+    let high = all().map(|(_, moment)| moment.p99_ns).max().unwrap_or(1);
+    let series = lines.iter().map(|(name, style, origin, moments)| Series {
+        name: (*name).to_owned(),
+        style: *style,
+        points: moments
+            .iter()
+            .map(|moment| ((since(origin, moment).saturating_sub(begin)) as f64, position(moment.p99_ns)))
+            .collect(),
+        notes: moments
+            .iter()
+            .map(|moment| {
+                format!("{name}: {} p99 {}", TimeOfDay(UnixNs(since(origin, moment))), latency(moment.p99_ns))
+            })
+            .collect(),
+        joins_within: joins_within(moments),
+    });
+    let length_ns = end.saturating_sub(begin).max(1);
+    Chart {
+        label: format!("{label}: 99th percentile over time"),
+        x: Axis { min: 0.0, max: length_ns as f64, ticks: time_ticks(UnixNs(begin), length_ns) },
+        y: Axis::latency(low, high, latency_tick),
+        series: series.collect(),
+        bands: Vec::new(),
+        size: Size::Full,
+    }
+}
+
+/// One line of [`load`]: a figure of each bucket of a stage.
+pub(super) struct LoadLine<'a> {
+    pub(super) name: String,
+    pub(super) style: usize,
+    pub(super) buckets: &'a [LoadBucket],
+    pub(super) pick: fn(&Figures) -> u64,
+}
+
+/// Latency against load.
+pub(super) fn load(label: &str, lines: &[LoadLine<'_>]) -> Chart {
+    let all = || lines.iter().flat_map(|line| line.buckets.iter().map(|bucket| (bucket, line.pick)));
+    let low = all().map(|(bucket, pick)| pick(&bucket.figures)).min().unwrap_or(1);
+    let high = all().map(|(bucket, pick)| pick(&bucket.figures)).max().unwrap_or(1);
+    let slowest = all().map(|(bucket, _)| bucket.from_per_s).min().unwrap_or(1);
+    let fastest = all().map(|(bucket, _)| bucket.until_per_s).max().unwrap_or(10);
+    let series = lines.iter().map(|LoadLine { name, style, buckets, pick }| Series {
+        name: name.clone(),
+        style: *style,
+        // In the middle of the bucket, as a logarithmic axis shows it.
+        points: buckets
+            .iter()
+            .map(|bucket| (midpoint(bucket.from_per_s, bucket.until_per_s), position(pick(&bucket.figures))))
+            .collect(),
+        notes: buckets
+            .iter()
+            .map(|bucket| format!("{name}: {} at {}", latency(pick(&bucket.figures)), bucket_title(bucket)))
+            .collect(),
+        joins_within: f64::INFINITY,
+    });
+    Chart {
+        label: format!("{label}: latency against load"),
+        x: Axis::rate(slowest, fastest, short_count),
+        y: Axis::latency(low, high, latency_tick),
+        series: series.collect(),
+        bands: Vec::new(),
+        size: Size::Full,
+    }
+}
+
+/// By how much each line was ahead, over time: the median of each slice.
+#[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
+pub(super) fn leads(label: &str, lines: &[LineReport]) -> Chart {
+    let slices = || lines.iter().flat_map(|line| &line.slices);
+    let begin = slices().map(|slice| slice.start).min().unwrap_or(UnixNs(0));
+    let end = slices().map(|slice| slice.end).max().unwrap_or(UnixNs(1));
+    let low = slices().map(|slice| slice.lead.percentiles_ns[0]).min().unwrap_or(1);
+    let high = slices().map(|slice| slice.lead.percentiles_ns[0]).max().unwrap_or(1);
+    let series = lines.iter().map(|line| Series {
+        name: format!("line {} ahead by", line.line),
+        style: usize::from(line.line.0),
+        points: line
+            .slices
+            .iter()
+            .map(|slice| {
+                let middle = u64::midpoint(slice.start.0, slice.end.0) - begin.0;
+                (middle as f64, position(slice.lead.percentiles_ns[0]))
+            })
+            .collect(),
+        notes: line
+            .slices
+            .iter()
+            .map(|slice| {
+                let ahead = latency(slice.lead.percentiles_ns[0]);
+                format!("{} line {} ahead by {ahead}", TimeOfDay(slice.start), line.line)
+            })
+            .collect(),
+        // A slice in which the line never led is a hole.
+        joins_within: line.slices.first().map_or(0.0, |slice| 1.5 * (slice.end.0 - slice.start.0) as f64),
+    });
+    let length_ns = end.0.saturating_sub(begin.0).max(1);
+    Chart {
+        label: format!("{label}: lead of each line over time"),
+        x: Axis { min: 0.0, max: length_ns as f64, ticks: time_ticks(begin, length_ns) },
+        y: Axis::latency(low, high, latency_tick),
+        series: series.collect(),
+        bands: Vec::new(),
+        size: Size::Low,
+    }
+}
+
+/// From how much to how much a second.
+pub(super) fn bucket_title(bucket: &LoadBucket) -> String {
+    match bucket.from_per_s {
+        0 => "less than 1/s".to_owned(),
+        from => format!("{} to {}/s", short_count(from), short_count(bucket.until_per_s)),
+    }
+}
+
+fn midpoint(from: u64, until: u64) -> f64 {
+    f64::midpoint(position(from), position(until))
+}
+
+/// Round times of day, at most seven of them.
+#[allow(clippy::cast_precision_loss, reason = "positions in a drawing")]
+fn time_ticks(begin: UnixNs, span_ns: u64) -> Vec<(f64, String)> {
+    const STEPS_S: [u64; 15] = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400];
+    let fits = STEPS_S.into_iter().find(|step| span_ns / (step * NS_PER_SECOND) < 7);
+    // Whole days, where there are so many.
+    let step_ns = fits.map_or((span_ns / NS_PER_DAY / 7 + 1) * NS_PER_DAY, |step| step * NS_PER_SECOND);
+    let text = |time| if fits.is_some() { TimeOfDay(time).to_string() } else { TradingDate::in_utc(time).to_string() };
+    let first = begin.0.div_ceil(step_ns).saturating_mul(step_ns);
+    let times = (0..8).map(|index| first.saturating_add(index * step_ns));
+    times
+        .take_while(|time| *time <= begin.0.saturating_add(span_ns))
+        .map(|time| ((time - begin.0) as f64, text(UnixNs(time))))
+        .collect()
+}
+
+/// A decade step, without decimals.
+fn latency_tick(ns: u64) -> String {
+    match ns {
+        ..1_000 => format!("{ns} ns"),
+        1_000..1_000_000 => format!("{} µs", ns / 1_000),
+        1_000_000..1_000_000_000 => format!("{} ms", ns / 1_000_000),
+        _ => format!("{} s", ns / 1_000_000_000),
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a position in a drawing")]
+fn position(ns: u64) -> f64 {
+    (ns.max(1) as f64).log10()
+}
+
+/// A step of 1, 2, 5 with the letter of its size.
+fn short_count(count: u64) -> String {
+    match count {
+        ..1_000 => count.to_string(),
+        1_000..1_000_000 => format!("{}k", count / 1_000),
+        1_000_000..1_000_000_000 => format!("{}M", count / 1_000_000),
+        _ => format!("{}G", count / 1_000_000_000),
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "shown without decimals")]
+fn per_s(rate: f64) -> Count {
+    Count(rate.round() as u64)
+}
+
+/// Points of a percentile curve, per ten times fewer values.
+const NINES_STEP: f64 = 0.02;
+/// Of a timeline, that a line may go on over.
+const STRETCHES_JOINED: u64 = 4;
+const NS_PER_SECOND: u64 = 1_000_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_ticks_are_round_and_few() {
+        let begin = UnixNs(1_548_858_603_500_000_000);
+        for seconds in [1, 7, 20, 600, 4_000, 86_400, 5_000_000] {
+            let ticks = time_ticks(begin, seconds * NS_PER_SECOND);
+            assert!(ticks.len() <= 8, "{seconds}: {ticks:?}");
+        }
+        assert_eq!(time_ticks(begin, 20 * NS_PER_SECOND)[0].1, "14:30:05");
+        let days: Vec<String> = time_ticks(begin, 4 * NS_PER_DAY).into_iter().map(|(_, text)| text).collect();
+        assert_eq!(days, ["2019-01-31", "2019-02-01", "2019-02-02", "2019-02-03"]);
+    }
+}

@@ -1,0 +1,291 @@
+//! Groups on one page: what differs, and their curves over each other.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::{self, Write},
+};
+
+use mdgw_feeds::{identity::ChannelId, time::UnixNs};
+use mdgw_telemetry::stages::Stage;
+
+use super::{charts, figure, latency, span, stage_title};
+use crate::report::{
+    ChannelReport, Comparison, Difference, Group, Moment, StageReport, Verdict,
+    chart::{STYLE_COUNT, escape},
+    difference::SPREAD_NOTE,
+    quantity::{QUANTILES, Share},
+    timeline::NS_PER_DAY,
+};
+
+/// Names, logs and times.
+pub(super) fn groups(comparison: &Comparison, out: &mut impl Write) -> fmt::Result {
+    for (index, Group { name, report }) in comparison.groups.iter().enumerate() {
+        let base = if index == 0 { "; the others are held against it" } else { "" };
+        let logs = if report.logs.len() == 1 { "log" } else { "logs" };
+        writeln!(
+            out,
+            "<p><strong>{}</strong>: {} {logs}, {}{base}</p>",
+            escape(name),
+            report.logs.len(),
+            span(report)
+        )?;
+    }
+    Ok(())
+}
+
+/// All channels that two groups have.
+pub(super) fn sections(comparison: &Comparison, out: &mut impl Write) -> fmt::Result {
+    if comparison.differences.is_empty() {
+        return writeln!(out, "<p class=\"notice\">No channel and stage was recorded in two groups.</p>");
+    }
+    let mut channels: Vec<(ChannelId, String)> = Vec::new();
+    for channel in comparison.groups.iter().flat_map(|group| &group.report.channels) {
+        if !channels.iter().any(|(id, _)| *id == channel.id) {
+            channels.push((channel.id, channel.title()));
+        }
+    }
+    channels.sort();
+    for (id, title) in channels {
+        writeln!(out, "<section>\n<h2>{}</h2>", escape(&title.replacen("channel", "Channel", 1)))?;
+        let mut said = String::new();
+        for (index, group) in comparison.groups.iter().enumerate().skip(1) {
+            let differences: Vec<&Difference> = comparison
+                .differences
+                .iter()
+                .filter(|difference| difference.channel == id && difference.group == index)
+                .collect();
+            let base = comparison.groups.first().map_or("", |base| base.name.as_str());
+            let caption = format!("{} against {base}", group.name);
+            changes(&caption, &differences, &mut said, out)?;
+        }
+        overlays(comparison, id, out)?;
+        for (index, group) in comparison.groups.iter().enumerate().skip(1) {
+            let differences = comparison.differences.iter();
+            in_full(&group.name, differences.filter(|found| found.channel == id && found.group == index), out)?;
+        }
+        writeln!(out, "</section>")?;
+    }
+    writeln!(out, "<p class=\"caption\">{}</p>", escape(SPREAD_NOTE))
+}
+
+/// Stage by stage, how much each percentile changed. How that is to be read is written where it was not `said` before.
+fn changes(caption: &str, differences: &[&Difference], said: &mut String, out: &mut impl Write) -> fmt::Result {
+    let Some(first) = differences.first() else { return Ok(()) };
+    writeln!(
+        out,
+        "<p class=\"label\">{}</p>\n<div class=\"scroll\">\n<table>\n<thead><tr><th>stage</th>",
+        escape(caption)
+    )?;
+    QUANTILES.iter().try_for_each(|(_, name)| write!(out, "<th>{name}</th>"))?;
+    writeln!(out, "<th>max</th></tr></thead>\n<tbody>")?;
+    for difference in differences {
+        write!(out, "<tr><th scope=\"row\">{}</th>", stage_title(difference.stage))?;
+        for change in &difference.changes {
+            let share = change.share();
+            let text = share.map_or_else(|| "–".to_owned(), |share| Share(share).to_string().replace('-', "−"));
+            let is_slower = share.is_none_or(|share| share > 0.0);
+            let (class, sign) = match (change.verdict, is_slower) {
+                (Verdict::Exceeds, true) => ("slower", "▲ "),
+                (Verdict::Exceeds, false) => ("faster", "▼ "),
+                (Verdict::FewSamples, _) => ("unsure", "? "),
+                (Verdict::Within | Verdict::Unjudged, _) => ("unsure", ""),
+            };
+            let note =
+                format!("{} to {}: {}", latency(change.base_ns), latency(change.value_ns), change.verdict.text());
+            write!(
+                out,
+                "<td class=\"{class}\" title=\"{}\">{sign}{}</td>",
+                escape(&note),
+                text.replace(' ', "\u{a0}")
+            )?;
+        }
+        writeln!(out, "</tr>")?;
+    }
+    let samples = first.samples;
+    let what = if samples.are_runs { "runs" } else { "stretches of a run" };
+    writeln!(out, "</tbody>\n</table>\n</div>")?;
+    let reading = format!(
+        "▲ slower, ▼ faster: beyond the spread of {} and {} {what} (by chance alone in {:.1} % of cases). Grey: within the \
+         spread, or not judged. ?: apart, but too few runs to tell.",
+        samples.base_count,
+        samples.count,
+        samples.chance() * 100.0
+    );
+    if *said == reading {
+        return Ok(());
+    }
+    writeln!(out, "<p class=\"caption\">{reading}</p>")?;
+    *said = reading;
+    Ok(())
+}
+
+/// The curves of all groups over each other.
+fn overlays(comparison: &Comparison, id: ChannelId, out: &mut impl Write) -> fmt::Result {
+    let of_group = |group: &'_ Group| group.report.channels.iter().position(|channel| channel.id == id);
+    let mut shown: Vec<(usize, &Group, &ChannelReport)> = comparison
+        .groups
+        .iter()
+        .enumerate()
+        .filter_map(|(index, group)| Some((index, group, group.report.channels.get(of_group(group)?)?)))
+        .collect();
+    let left_out = shown.len().saturating_sub(STYLE_COUNT);
+    shown.truncate(STYLE_COUNT);
+    for stage in [Stage::WireToWire, Stage::WireToUser] {
+        let lines: Vec<_> = shown
+            .iter()
+            .filter_map(|(index, group, channel)| {
+                let histogram = &channel.stage(stage)?.histogram;
+                (!histogram.is_empty()).then(|| (group.name.clone(), *index, histogram))
+            })
+            .collect();
+        if lines.len() > 1 {
+            let caption = format!("{}, by percentile", stage_title(stage));
+            figure(&caption, &charts::percentiles(stage_title(stage), &lines), out)?;
+        }
+    }
+    let origins = origins(comparison);
+    let lines: Vec<charts::Overlaid<'_>> = shown
+        .iter()
+        .filter_map(|(index, group, channel)| {
+            let stage = channel.stage(Stage::WireToWire)?;
+            let (origin, moments) = origins.of(group, stage);
+            (!moments.is_empty()).then_some((group.name.as_str(), *index, origin, moments))
+        })
+        .collect();
+    if lines.len() > 1 && lines.iter().any(|(.., moments)| moments.len() > 1) {
+        let caption = format!("Wire to wire, 99th percentile, {}", origins.text());
+        figure(&caption, &charts::overlay("Wire to wire", &lines), out)?;
+    }
+    if left_out > 0 {
+        writeln!(
+            out,
+            "<p class=\"caption\">Drawn: the first {STYLE_COUNT} groups; {left_out} more are in the tables.</p>"
+        )?;
+    }
+    Ok(())
+}
+
+/// Where the time axes of groups are laid over each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origins {
+    Midnight,
+    Begin,
+}
+
+/// By time of day where every group shares some of it with the first, or has several days; else from their begins on.
+fn origins(comparison: &Comparison) -> Origins {
+    let span = |group: &Group| {
+        let begin = group.report.begin.0 % NS_PER_DAY;
+        (begin, begin + (group.report.end.0 - group.report.begin.0))
+    };
+    let Some((first, others)) = comparison.groups.split_first() else { return Origins::Begin };
+    let (begin, end) = span(first);
+    let meets = |group: &Group| {
+        let (other_begin, other_end) = span(group);
+        other_begin < end && begin < other_end
+    };
+    let has_days = comparison.groups.iter().any(|group| group.report.has_days());
+    if has_days || others.iter().all(meets) { Origins::Midnight } else { Origins::Begin }
+}
+
+impl Origins {
+    /// Where a group's time begins, and how it went from there; several days are laid over each other.
+    fn of<'s>(self, group: &Group, stage: &'s StageReport) -> (UnixNs, &'s [Moment]) {
+        match self {
+            Self::Midnight if group.report.has_days() => (UnixNs(0), &stage.time_of_day),
+            Self::Midnight => (UnixNs(group.report.begin.0 / NS_PER_DAY * NS_PER_DAY), &stage.timeline),
+            Self::Begin => (group.report.begin, &stage.timeline),
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::Midnight => "by time of day (UTC)",
+            Self::Begin => "from the begin of each",
+        }
+    }
+}
+
+/// All figures of a comparison with one group.
+fn in_full<'d>(name: &str, differences: impl Iterator<Item = &'d Difference>, out: &mut impl Write) -> fmt::Result {
+    let mut differences = differences.peekable();
+    if differences.peek().is_none() {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "<p class=\"label\">In full: {}</p>\n<div class=\"scroll\">\n<table>\n<thead><tr><th>stage</th><th></th><th>before</th><th>now</th>\
+         <th>change</th><th>spread before</th><th>spread now</th><th>verdict</th></tr></thead>",
+        escape(name)
+    )?;
+    for difference in differences {
+        writeln!(out, "<tbody class=\"plain\">")?;
+        for (place, change) in difference.changes.iter().enumerate() {
+            let stage = if place == 0 { stage_title(difference.stage) } else { "" };
+            let span = |(low, high)| format!("{} – {}", latency(low), latency(high));
+            writeln!(
+                out,
+                "<tr><th scope=\"row\">{stage}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+                change.name,
+                latency(change.base_ns),
+                latency(change.value_ns),
+                change.share().map_or_else(|| "–".to_owned(), |share| Share(share).to_string().replace('-', "−")),
+                span(change.base_spread_ns),
+                span(change.spread_ns),
+                verdict(change.verdict)
+            )?;
+        }
+        writeln!(out, "</tbody>")?;
+    }
+    writeln!(out, "</table>\n</div>")
+}
+
+/// In a word: the note below the tables says of what.
+fn verdict(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Exceeds => "beyond",
+        Verdict::Within => "within",
+        Verdict::FewSamples => "too few runs",
+        Verdict::Unjudged => "–",
+    }
+}
+
+/// What the groups' disclosures say differently: the first place to look for the reason of a change.
+pub(super) fn disclosures(comparison: &Comparison, out: &mut impl Write) -> fmt::Result {
+    let said: Vec<BTreeMap<&str, BTreeSet<&str>>> = comparison
+        .groups
+        .iter()
+        .map(|group| {
+            let mut said: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+            for (key, value) in group.report.disclosures.iter().flat_map(|disclosed| &disclosed.entries) {
+                said.entry(key).or_default().insert(value);
+            }
+            said
+        })
+        .collect();
+    let keys: BTreeSet<&str> = said.iter().flat_map(|said| said.keys().copied()).collect();
+    let differing: Vec<&str> = keys
+        .into_iter()
+        .filter(|key| said.windows(2).any(|pair| matches!(pair, [one, other] if one.get(key) != other.get(key))))
+        .collect();
+    writeln!(out, "<section>\n<h2>What was different</h2>")?;
+    if differing.is_empty() {
+        return writeln!(
+            out,
+            "<p>Nothing that the logs tell of: host, clocks, build and settings are the same.</p>\n</section>"
+        );
+    }
+    writeln!(out, "<div class=\"scroll\">\n<table class=\"facts\">\n<thead><tr><th></th>")?;
+    comparison.groups.iter().try_for_each(|group| write!(out, "<th>{}</th>", escape(&group.name)))?;
+    writeln!(out, "</tr></thead>\n<tbody>")?;
+    for key in differing {
+        write!(out, "<tr><th scope=\"row\">{}</th>", escape(key))?;
+        for said in &said {
+            let values: Vec<String> = said.get(key).into_iter().flatten().map(|value| escape(value)).collect();
+            let text = if values.is_empty() { "not said".to_owned() } else { values.join("<br>") };
+            write!(out, "<td>{text}</td>")?;
+        }
+        writeln!(out, "</tr>")?;
+    }
+    writeln!(out, "</tbody>\n</table>\n</div>\n</section>")
+}

@@ -1,0 +1,329 @@
+//! Which line is faster, by how much, and by time of day; gaps, and what came.
+
+use std::{collections::BTreeMap, path::Path};
+
+use hdrhistogram::{Histogram, serialization::Deserializer};
+use mdgw_feeds::{identity::Line, time::UnixNs};
+use mdgw_status::interval_log::LeadTag;
+
+use super::{
+    figures::{Figures, add, empty_histogram},
+    log::{Counts, Damage, Interval, Place},
+    timeline::NS_PER_DAY,
+};
+
+/// One line of a channel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LineReport {
+    /// Which.
+    pub line: Line,
+    /// Packets with messages.
+    pub packets: u64,
+    /// Messages that it was first to bring.
+    pub won_messages: u64,
+    /// Messages that another line had brought.
+    pub duplicate_messages: u64,
+    /// Messages that came after their gap had been declared.
+    pub late_messages: u64,
+    /// Of the messages that it and another line brought, those that it brought first: how much earlier, ns.
+    pub lead: Figures,
+    /// The same by time of day, several days together; the slices of all lines of a channel are the same.
+    pub slices: Vec<LeadSlice>,
+}
+
+/// A slice of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeadSlice {
+    /// Begin.
+    pub start: UnixNs,
+    /// End.
+    pub end: UnixNs,
+    /// Leads within it.
+    pub lead: Figures,
+}
+
+/// Gaps that were declared within an interval.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GapMark {
+    /// Begin of the interval.
+    pub start: UnixNs,
+    /// End of the interval.
+    pub end: UnixNs,
+    /// Gaps.
+    pub gaps: u64,
+    /// Messages in them.
+    pub messages: u64,
+}
+
+/// What a channel counted over the whole report. All 0 where the log has no counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// Datagrams of all lines.
+    pub datagrams: u64,
+    /// Messages, each once.
+    pub messages: u64,
+    /// Gaps declared.
+    pub gaps: u64,
+    /// Messages in them.
+    pub gap_messages: u64,
+    /// What was refused and should not have come.
+    pub drops: u64,
+}
+
+/// What logs say of one channel besides its stages.
+#[derive(Debug, Default)]
+pub(super) struct ChannelCell<'a> {
+    pub(super) counts: Vec<(&'a Path, Counts<'a>)>,
+    pub(super) leads: Vec<(&'a Path, Interval<'a, LeadTag>)>,
+}
+
+impl ChannelCell<'_> {
+    /// Sums of the channel's own counts.
+    pub(super) fn counted(&self) -> Counted {
+        let sum = |name| self.of_channel().map(|counts| counts.value(name)).fold(0, u64::saturating_add);
+        Counted {
+            datagrams: sum("datagrams"),
+            messages: sum("messages"),
+            gaps: sum("gaps"),
+            gap_messages: sum("gap_messages"),
+            drops: sum("drops"),
+        }
+    }
+
+    /// When gaps were declared, in the order of time.
+    pub(super) fn gaps(&self) -> Vec<GapMark> {
+        let with_gaps = self.of_channel().filter(|counts| counts.value("gaps") > 0);
+        let mut gaps: Vec<GapMark> = with_gaps
+            .map(|counts| GapMark {
+                start: counts.start,
+                end: UnixNs(counts.start.0.saturating_add(counts.length_ns)),
+                gaps: counts.value("gaps"),
+                messages: counts.value("gap_messages"),
+            })
+            .collect();
+        gaps.sort_by_key(|gap| gap.start);
+        gaps
+    }
+
+    /// Intervals of the channel's own counts, with the log that each is from.
+    pub(super) fn intervals(&self) -> impl Iterator<Item = (&Path, &Counts<'_>)> {
+        self.counts.iter().filter(|(_, counts)| counts.tag.line.is_none()).map(|(path, counts)| (*path, counts))
+    }
+
+    fn of_channel(&self) -> impl Iterator<Item = &Counts<'_>> {
+        self.intervals().map(|(_, counts)| counts)
+    }
+
+    /// Line by line. `begin` and `end`: of the whole report.
+    pub(super) fn lines(&self, begin: UnixNs, end: UnixNs, damage: &mut Vec<Damage>) -> Vec<LineReport> {
+        let span_ns = end.0.saturating_sub(begin.0);
+        // Several days are laid over each other: a line that is slower at the open is so every day.
+        let folds = span_ns > NS_PER_DAY;
+        let middle = |interval: &Interval<'_, LeadTag>| {
+            let middle_ns = interval.start.0.saturating_add(interval.length_ns / 2);
+            if folds { middle_ns % NS_PER_DAY } else { middle_ns }
+        };
+        let span_ns = if folds {
+            let times = || self.leads.iter().map(|(_, interval)| middle(interval));
+            times().max().unwrap_or(0) - times().min().unwrap_or(0)
+        } else {
+            span_ns
+        };
+        let slice_ns = slice_ns(span_ns);
+        let mut lines: BTreeMap<Line, LineReport> = BTreeMap::new();
+        for (_, counts) in &self.counts {
+            let Some(line) = counts.tag.line else { continue };
+            let report = lines.entry(line).or_insert_with(|| LineReport::new(line));
+            for (sum, name) in [
+                (&mut report.packets, "packets"),
+                (&mut report.won_messages, "won_messages"),
+                (&mut report.duplicate_messages, "duplicate_messages"),
+                (&mut report.late_messages, "late_messages"),
+            ] {
+                *sum = sum.saturating_add(counts.value(name));
+            }
+        }
+        let mut slices: BTreeMap<(Line, u64), Histogram<u64>> = BTreeMap::new();
+        let mut deserializer = Deserializer::new();
+        for (path, interval) in &self.leads {
+            match interval.histogram(&mut deserializer) {
+                Ok(histogram) => {
+                    // Slices begin at round times of the day.
+                    let index = middle(interval) / slice_ns;
+                    let slice = slices.entry((interval.tag.line, index)).or_insert_with(empty_histogram);
+                    add(slice, &histogram);
+                }
+                Err(reason) => {
+                    let Place { line, offset_bytes } = interval.place;
+                    damage.push(Damage { path: (*path).to_owned(), line, offset_bytes, reason });
+                }
+            }
+        }
+        let mut totals: BTreeMap<Line, Histogram<u64>> = BTreeMap::new();
+        for ((line, index), slice) in &slices {
+            add(totals.entry(*line).or_insert_with(empty_histogram), slice);
+            let report = lines.entry(*line).or_insert_with(|| LineReport::new(*line));
+            let start = UnixNs(index.saturating_mul(slice_ns));
+            let end = UnixNs(start.0.saturating_add(slice_ns));
+            report.slices.push(LeadSlice { start, end, lead: Figures::of(slice) });
+        }
+        for (line, total) in &totals {
+            if let Some(report) = lines.get_mut(line) {
+                report.lead = Figures::of(total);
+            }
+        }
+        lines.into_values().collect()
+    }
+}
+
+impl LineReport {
+    fn new(line: Line) -> Self {
+        Self {
+            line,
+            packets: 0,
+            won_messages: 0,
+            duplicate_messages: 0,
+            late_messages: 0,
+            lead: Figures::default(),
+            slices: Vec::new(),
+        }
+    }
+
+    /// Messages that it brought, first or not.
+    #[must_use]
+    pub fn messages(&self) -> u64 {
+        self.won_messages.saturating_add(self.duplicate_messages)
+    }
+
+    /// Its leads in the slice that begins at `start`.
+    #[must_use]
+    pub fn lead_at(&self, start: UnixNs) -> Figures {
+        self.slices.iter().find(|slice| slice.start == start).map_or_else(Figures::default, |slice| slice.lead)
+    }
+}
+
+/// Leads of all lines together.
+pub(super) fn lead_count(leads: impl Iterator<Item = Figures>) -> u64 {
+    leads.map(|lead| lead.count).fold(0, u64::saturating_add)
+}
+
+/// `part` of the whole, in percent; nothing of nothing is 0.
+#[allow(clippy::cast_precision_loss, reason = "shown with one decimal")]
+pub(super) fn percent(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 }
+}
+
+/// Begins of all slices that any line has.
+pub(super) fn slice_starts(lines: &[LineReport]) -> Vec<(UnixNs, UnixNs)> {
+    let mut starts: Vec<_> = lines.iter().flat_map(|line| &line.slices).map(|slice| (slice.start, slice.end)).collect();
+    starts.sort_unstable();
+    starts.dedup();
+    starts
+}
+
+/// A round length of which a span has no more than [`SLICES_MAX`].
+fn slice_ns(span_ns: u64) -> u64 {
+    const STEPS_S: [u64; 13] = [1, 5, 15, 60, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 43_200, 86_400];
+    let fits = STEPS_S.into_iter().map(|step_s| step_s * NS_PER_SECOND).find(|step| span_ns / step < SLICES_MAX);
+    fits.unwrap_or((span_ns / SLICES_MAX / NS_PER_DAY + 1) * NS_PER_DAY)
+}
+
+/// Rows that can still be taken in.
+const SLICES_MAX: u64 = 14;
+const NS_PER_SECOND: u64 = 1_000_000_000;
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use mdgw_feeds::{arbiter::lead_histogram, identity::ChannelId};
+    use mdgw_status::{
+        disclosure::Disclosure,
+        interval_log::{CountsTag, IntervalLogWriter},
+    };
+
+    use super::*;
+    use crate::report::{RateUnit, Report, html, table};
+
+    const BEGIN: UnixNs = UnixNs(1_548_858_600_000_000_000);
+
+    /// Four minutes at which line A leads by 5 us, and a fifth in which line B does by 50 us and gaps were declared.
+    fn log() -> Vec<u8> {
+        let channel = ChannelId(1);
+        let mut log = IntervalLogWriter::begin(Vec::new(), BEGIN, &Disclosure::default()).unwrap();
+        for minute in 0..5 {
+            let start = UnixNs(BEGIN.0 + minute * 60 * NS_PER_SECOND);
+            let length_ns = 60 * NS_PER_SECOND;
+            let mut write = |line: Option<Line>, counts: &[(&str, u64)]| {
+                log.write_counts(&CountsTag { channel, line }, start, length_ns, counts).unwrap();
+            };
+            let gaps = u64::from(minute == 4);
+            write(None, &[("datagrams", 200), ("messages", 600), ("gaps", gaps), ("gap_messages", 7 * gaps)]);
+            write(Some(Line::A), &[("packets", 100), ("won_messages", 500), ("duplicate_messages", 20)]);
+            write(Some(Line::B), &[("packets", 90), ("won_messages", 100), ("duplicate_messages", 400)]);
+            let (line, lead_ns) = if minute == 4 { (Line::B, 50_000) } else { (Line::A, 5_000) };
+            let mut leads = lead_histogram();
+            leads.saturating_record_n(lead_ns, 400);
+            log.write(&LeadTag { channel, line }, start, length_ns, &leads).unwrap();
+        }
+        log.into_inner().unwrap()
+    }
+
+    #[test]
+    fn lines_are_told_with_their_leads_by_time_of_day() {
+        let report = Report::of(&[(PathBuf::from("a"), log())], None);
+        assert_eq!(report.damage, []);
+        let channel = &report.channels[0];
+        assert_eq!(channel.rate_unit, RateUnit::Messages);
+        assert_eq!((channel.counted.messages, channel.counted.gaps, channel.counted.gap_messages), (3_000, 1, 7));
+        let [a, b] = channel.lines.as_slice() else { panic!("{:?}", channel.lines) };
+        assert_eq!((a.packets, a.won_messages, a.duplicate_messages), (500, 2_500, 100));
+        assert_eq!((a.lead.count, b.lead.count), (1_600, 400));
+        assert!((5_000..5_100).contains(&a.lead.max_ns) && (50_000..51_000).contains(&b.lead.max_ns));
+        let starts: Vec<u64> =
+            slice_starts(&channel.lines).iter().map(|(start, _)| (start.0 - BEGIN.0) / NS_PER_SECOND).collect();
+        assert_eq!(starts, [0, 60, 120, 180, 240]);
+        assert_eq!((a.slices.len(), b.slices.len()), (4, 1));
+        let last = UnixNs(BEGIN.0 + 240 * NS_PER_SECOND);
+        assert_eq!((a.lead_at(last).count, b.lead_at(last).count), (0, 400));
+        let gap = GapMark { start: last, end: UnixNs(last.0 + 60 * NS_PER_SECOND), gaps: 1, messages: 7 };
+        assert_eq!(channel.gaps, [gap]);
+    }
+
+    #[test]
+    fn days_are_laid_over_each_other() {
+        let text = String::from_utf8(log()).unwrap();
+        let next_day = text.replace(": 1548858600.000 (", ": 1548945000.000 (");
+        let files = [(PathBuf::from("a"), text.into_bytes()), (PathBuf::from("b"), next_day.into_bytes())];
+        let report = Report::of(&files, None);
+        assert_eq!(report.damage, []);
+        let [a, b] = report.channels[0].lines.as_slice() else { panic!("two lines") };
+        let starts: Vec<u64> = a.slices.iter().map(|slice| slice.start.0 / NS_PER_SECOND).collect();
+        let begin = BEGIN.0 / NS_PER_SECOND % 86_400;
+        assert_eq!(starts, [0, 60, 120, 180].map(|second| begin + second));
+        assert_eq!((a.slices[0].lead.count, b.slices[0].lead.count), (800, 800));
+    }
+
+    #[test]
+    fn counts_beyond_all_measure_are_no_panic() {
+        let text = String::from_utf8(log()).unwrap();
+        let text = ["=500", "=600", "=400", "=100"]
+            .iter()
+            .fold(text, |text, count| text.replace(count, "=18446744073709551615"));
+        let report = Report::of(&[(PathBuf::from("a"), text.into_bytes())], None);
+        let channel = &report.channels[0];
+        assert_eq!((channel.counted.messages, channel.lines[0].messages()), (u64::MAX, u64::MAX));
+        let (mut page, mut table) = (String::new(), String::new());
+        html::write(&report, &mut page).unwrap();
+        table::write(&report, &mut table).unwrap();
+    }
+
+    #[test]
+    fn slices_are_round_and_few() {
+        for seconds in [1, 59, 300, 23_400, 86_400, 40 * 86_400] {
+            let slice = slice_ns(seconds * NS_PER_SECOND);
+            assert!(seconds * NS_PER_SECOND / slice < SLICES_MAX, "{seconds}");
+        }
+        assert_eq!(slice_ns(23_400 * NS_PER_SECOND), 1_800 * NS_PER_SECOND, "a trading day in half hours");
+    }
+}

@@ -1,0 +1,576 @@
+//! What several logs say together, by channel and stage.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
+
+use hdrhistogram::{Histogram, serialization::Deserializer};
+use mdgw_feeds::{identity::ChannelId, time::UnixNs};
+use mdgw_telemetry::stages::Stage;
+
+use super::{
+    difference::STRETCH_COUNT,
+    figures::{Figures, add, empty_histogram},
+    lines::{ChannelCell, Counted, GapMark, LineReport},
+    load::{ByLoad, LoadBucket, Rates},
+    log::{Damage, Interval, Log, Place},
+    timeline::{Moment, NS_PER_DAY, Timeline},
+};
+
+/// A whole report.
+#[derive(Debug)]
+pub struct Report {
+    /// The logs that it was made of.
+    pub logs: Vec<PathBuf>,
+    /// What their writers said of themselves; those that said the same stand together.
+    pub disclosures: Vec<Disclosed>,
+    /// Begin of the first interval.
+    pub begin: UnixNs,
+    /// End of the last one.
+    pub end: UnixNs,
+    /// Channels by number.
+    pub channels: Vec<ChannelReport>,
+    /// What could not be read.
+    pub damage: Vec<Damage>,
+}
+
+/// A disclosure and the logs that carry it.
+#[derive(Debug)]
+pub struct Disclosed {
+    /// The logs.
+    pub logs: Vec<PathBuf>,
+    /// Keys and values in the writer's order.
+    pub entries: Vec<(String, String)>,
+}
+
+/// One channel.
+#[derive(Debug, Default)]
+pub struct ChannelReport {
+    /// Its number.
+    pub id: ChannelId,
+    /// Its name, where the disclosure tells it.
+    pub name: Option<String>,
+    /// Its stages in the order of the straight line.
+    pub stages: Vec<StageReport>,
+    /// What its rates count.
+    pub rate_unit: RateUnit,
+    /// What it counted.
+    pub counted: Counted,
+    /// When gaps were declared.
+    pub gaps: Vec<GapMark>,
+    /// Its lines.
+    pub lines: Vec<LineReport>,
+    /// When nothing was recorded of it for long: from, until.
+    pub pauses: Vec<(UnixNs, UnixNs)>,
+}
+
+impl ChannelReport {
+    /// Number and name.
+    #[must_use]
+    pub fn title(&self) -> String {
+        match &self.name {
+            Some(name) => format!("channel {} {name}", self.id.0),
+            None => format!("channel {}", self.id.0),
+        }
+    }
+
+    /// That stage, if it was measured.
+    #[must_use]
+    pub fn stage(&self, stage: Stage) -> Option<&StageReport> {
+        self.stages.iter().find(|report| report.stage == stage)
+    }
+}
+
+/// What rates count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RateUnit {
+    /// Messages, each once.
+    Messages,
+    /// Packets of all lines: the log has no counts of messages.
+    #[default]
+    Packets,
+}
+
+impl RateUnit {
+    /// In a word.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Messages => "messages",
+            Self::Packets => "packets",
+        }
+    }
+}
+
+/// One stage of one channel, all threads together.
+#[derive(Debug)]
+pub struct StageReport {
+    /// The stage.
+    pub stage: Stage,
+    /// All values, nanoseconds.
+    pub histogram: Histogram<u64>,
+    /// Values that came out negative and are in no histogram.
+    pub negative_count: u64,
+    /// Threads that recorded.
+    pub threads: BTreeSet<String>,
+    /// How it went over time.
+    pub timeline: Vec<Moment>,
+    /// Each day (UTC) for itself, by its begin, where the report has several; moments are told since midnight.
+    pub days: Vec<(UnixNs, Vec<Moment>)>,
+    /// Those days together.
+    pub time_of_day: Vec<Moment>,
+    /// How it went under load, from idle to busy.
+    pub load: Vec<LoadBucket>,
+    /// Each run (log) for itself, in the order in which they begin.
+    pub runs: Vec<Figures>,
+    /// Stretches of equally many intervals, in the order of time.
+    pub stretches: Vec<Figures>,
+}
+
+impl Report {
+    /// Whether it spans more than a day, so that times of day come again.
+    #[must_use]
+    pub fn has_days(&self) -> bool {
+        self.end.0.saturating_sub(self.begin.0) > NS_PER_DAY
+    }
+
+    /// From the content of logs; `only` picks one channel.
+    #[must_use]
+    pub fn of(files: &[(PathBuf, Vec<u8>)], only: Option<ChannelId>) -> Self {
+        let wanted = |channel: ChannelId| only.is_none_or(|only| only == channel);
+        let mut report = Self {
+            logs: files.iter().map(|(path, _)| path.clone()).collect(),
+            disclosures: Vec::new(),
+            begin: UnixNs(u64::MAX),
+            end: UnixNs(0),
+            channels: Vec::new(),
+            damage: Vec::new(),
+        };
+        let mut cells: BTreeMap<(ChannelId, Stage), Cell<'_>> = BTreeMap::new();
+        let mut channels: BTreeMap<ChannelId, ChannelCell<'_>> = BTreeMap::new();
+        for (path, bytes) in files {
+            let mut log = Log::read(path, bytes);
+            report.disclose(path, std::mem::take(&mut log.disclosure));
+            report.damage.append(&mut log.damage);
+            for interval in log.intervals.into_iter().filter(|interval| wanted(interval.tag.channel)) {
+                report.begin = report.begin.min(interval.start);
+                report.end = report.end.max(UnixNs(interval.start.0.saturating_add(interval.length_ns)));
+                let key = (interval.tag.channel, interval.tag.stage);
+                cells.entry(key).or_default().intervals.push((path, interval));
+            }
+            for counts in log.counts.into_iter().filter(|counts| wanted(counts.tag.channel)) {
+                report.begin = report.begin.min(counts.start);
+                report.end = report.end.max(UnixNs(counts.start.0.saturating_add(counts.length_ns)));
+                channels.entry(counts.tag.channel).or_default().counts.push((path, counts));
+            }
+            for lead in log.leads.into_iter().filter(|lead| wanted(lead.tag.channel)) {
+                channels.entry(lead.tag.channel).or_default().leads.push((path, lead));
+            }
+            for (tag, count) in log.negatives.into_iter().filter(|(tag, _)| wanted(tag.channel)) {
+                let cell = cells.entry((tag.channel, tag.stage)).or_default();
+                cell.negative_count = cell.negative_count.saturating_add(count);
+            }
+        }
+        report.begin = report.begin.min(report.end);
+        for (id, channel) in &channels {
+            report.describe(*id, channel);
+        }
+        // One cell after the other, so that only its own histograms are in memory.
+        let mut channel_rates: Option<(ChannelId, Rates)> = None;
+        for ((id, stage), cell) in cells {
+            let rates = match channel_rates.take().filter(|(known, _)| *known == id) {
+                Some((_, rates)) => rates,
+                None => report.begin_channel(id, &cell, channels.get(&id)),
+            };
+            let stage = report.merge(stage, cell, &rates);
+            report.channel(id).stages.push(stage);
+            channel_rates = Some((id, rates));
+        }
+        report.channels.sort_by_key(|channel| channel.id);
+        report.damage.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
+        report
+    }
+
+    fn disclose(&mut self, path: &Path, entries: Vec<(String, String)>) {
+        match self.disclosures.iter_mut().find(|known| known.entries == entries) {
+            Some(known) => known.logs.push(path.to_owned()),
+            None => self.disclosures.push(Disclosed { logs: vec![path.to_owned()], entries }),
+        }
+    }
+
+    /// What the counts and leads of a channel say.
+    fn describe(&mut self, id: ChannelId, cell: &ChannelCell<'_>) {
+        let mut damage = Vec::new();
+        let lines = cell.lines(self.begin, self.end, &mut damage);
+        self.damage.append(&mut damage);
+        let channel = self.channel(id);
+        (channel.counted, channel.gaps, channel.lines) = (cell.counted(), cell.gaps(), lines);
+        if cell.intervals().any(|(_, counts)| counts.length_ns > 0) {
+            channel.rate_unit = RateUnit::Messages;
+        }
+    }
+
+    /// How much came when, and when nothing did: from the channel's own counts, or else from the first of its stages.
+    fn begin_channel(&mut self, id: ChannelId, first: &Cell<'_>, cell: Option<&ChannelCell<'_>>) -> Rates {
+        let mut rates = Rates::default();
+        for (path, counts) in cell.into_iter().flat_map(ChannelCell::intervals) {
+            rates.add(&path.display().to_string(), counts.start, counts.length_ns, counts.value("messages"));
+        }
+        if rates.is_empty() {
+            rates = first.rates();
+        }
+        rates.sort();
+        self.channel(id).pauses = first.pauses();
+        rates
+    }
+
+    fn channel(&mut self, id: ChannelId) -> &mut ChannelReport {
+        let known = self.channels.iter().position(|channel| channel.id == id);
+        let place = known.unwrap_or_else(|| {
+            let name = self.disclosures.iter().find_map(|disclosed| channel_name(&disclosed.entries, id));
+            self.channels.push(ChannelReport { id, name, ..ChannelReport::default() });
+            self.channels.len() - 1
+        });
+        &mut self.channels[place]
+    }
+
+    fn merge(&mut self, stage: Stage, mut cell: Cell<'_>, rates: &Rates) -> StageReport {
+        cell.sort();
+        let (days, time_of_day) =
+            if self.has_days() { (cell.days(rates), cell.time_of_day(rates)) } else { (Vec::new(), Vec::new()) };
+        let mut timeline = Timeline::new(self.begin, self.end.0 - self.begin.0, cell.interval_ns_max(), rates.median());
+        let mut by_load = ByLoad::default();
+        let mut runs: Vec<(&Path, Histogram<u64>)> = Vec::new();
+        let mut stretches: Vec<(usize, Histogram<u64>)> = Vec::new();
+        let mut threads = BTreeSet::new();
+        let mut deserializer = Deserializer::new();
+        let interval_count = cell.intervals.len();
+        for (place, (path, interval)) in cell.intervals.into_iter().enumerate() {
+            let histogram = match interval.histogram(&mut deserializer) {
+                Ok(histogram) => histogram,
+                Err(reason) => {
+                    let Place { line, offset_bytes } = interval.place;
+                    self.damage.push(Damage { path: path.to_owned(), line, offset_bytes, reason });
+                    continue;
+                }
+            };
+            let per_s = rates.over(interval.start, interval.length_ns);
+            timeline.add(interval.start, per_s, &histogram);
+            by_load.add(per_s, &histogram);
+            let stretch = place * STRETCH_COUNT / interval_count;
+            match stretches.last_mut().filter(|(last, _)| *last == stretch) {
+                Some((_, merged)) => add(merged, &histogram),
+                None => stretches.push((stretch, histogram.clone())),
+            }
+            match runs.iter_mut().find(|(run, _)| *run == path) {
+                Some((_, run)) => add(run, &histogram),
+                None => runs.push((path, histogram)),
+            }
+            threads.insert(interval.tag.thread);
+        }
+        let mut total = empty_histogram();
+        runs.iter().for_each(|(_, run)| add(&mut total, run));
+        StageReport {
+            stage,
+            histogram: total,
+            negative_count: cell.negative_count,
+            threads,
+            timeline: timeline.into_moments(),
+            days,
+            time_of_day,
+            load: by_load.buckets(),
+            runs: runs.iter().map(|(_, run)| Figures::of(run)).collect(),
+            stretches: stretches.iter().map(|(_, stretch)| Figures::of(stretch)).collect(),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Cell<'a> {
+    intervals: Vec<(&'a Path, Interval<'a>)>,
+    negative_count: u64,
+}
+
+impl Cell<'_> {
+    fn sort(&mut self) {
+        self.intervals.sort_by_key(|(_, interval)| interval.start);
+    }
+
+    fn interval_ns_max(&self) -> u64 {
+        self.intervals.iter().map(|(_, interval)| interval.length_ns).max().unwrap_or(0)
+    }
+
+    /// How many values came a second, thread by thread of each log.
+    fn rates(&self) -> Rates {
+        let mut rates = Rates::default();
+        let mut deserializer = Deserializer::new();
+        for (path, interval) in &self.intervals {
+            // Damage is told when the histogram's values are wanted.
+            if let Ok(histogram) = interval.histogram(&mut deserializer) {
+                let track = format!("{} {}", path.display(), interval.tag.thread);
+                rates.add(&track, interval.start, interval.length_ns, histogram.len());
+            }
+        }
+        rates
+    }
+
+    /// Each day for itself, by its begin.
+    fn days(&self, rates: &Rates) -> Vec<(UnixNs, Vec<Moment>)> {
+        let day = |interval: &Interval<'_>| interval.start.0 / NS_PER_DAY;
+        let days = self.intervals.chunk_by(|(_, one), (_, next)| day(one) == day(next));
+        let of_day = |intervals: &[(&Path, Interval<'_>)]| {
+            let begin = intervals.first().map_or(0, |(_, interval)| day(interval) * NS_PER_DAY);
+            (UnixNs(begin), self.since_midnight(intervals.iter(), rates))
+        };
+        days.map(of_day).collect()
+    }
+
+    /// All days together.
+    fn time_of_day(&self, rates: &Rates) -> Vec<Moment> {
+        let mut intervals: Vec<_> = self.intervals.iter().collect();
+        intervals.sort_by_key(|(_, interval)| interval.start.0 % NS_PER_DAY);
+        self.since_midnight(intervals.into_iter(), rates)
+    }
+
+    fn since_midnight<'i, 'l: 'i>(
+        &self,
+        intervals: impl Iterator<Item = &'i (&'l Path, Interval<'l>)>,
+        rates: &Rates,
+    ) -> Vec<Moment> {
+        let mut timeline = Timeline::of_day(self.interval_ns_max(), rates.median());
+        let mut deserializer = Deserializer::new();
+        for (_, interval) in intervals {
+            // Damage is told where all of them are put together.
+            if let Ok(histogram) = interval.histogram(&mut deserializer) {
+                let since = UnixNs(interval.start.0 % NS_PER_DAY);
+                timeline.add(since, rates.over(interval.start, interval.length_ns), &histogram);
+            }
+        }
+        timeline.into_moments()
+    }
+
+    /// When no thread recorded for longer than [`PAUSE_INTERVALS`] of the usual intervals.
+    fn pauses(&self) -> Vec<(UnixNs, UnixNs)> {
+        let mut lengths: Vec<u64> = self.intervals.iter().map(|(_, interval)| interval.length_ns).collect();
+        lengths.sort_unstable();
+        let usual_ns = lengths.get(lengths.len() / 2).copied().unwrap_or(0);
+        let mut spans: Vec<(UnixNs, UnixNs)> = self
+            .intervals
+            .iter()
+            .map(|(_, interval)| (interval.start, UnixNs(interval.start.0.saturating_add(interval.length_ns))))
+            .collect();
+        spans.sort_unstable();
+        let mut pauses = Vec::new();
+        let mut covered = spans.first().map_or(UnixNs(0), |(start, _)| *start);
+        for (start, end) in spans {
+            if start.0.saturating_sub(covered.0) > usual_ns.max(1).saturating_mul(PAUSE_INTERVALS) {
+                pauses.push((covered, start));
+            }
+            covered = covered.max(end);
+        }
+        pauses
+    }
+}
+
+/// So many intervals without a value are a pause: one less may be a channel that heard nothing for once.
+const PAUSE_INTERVALS: u64 = 3;
+
+/// From `config.channel.NAME.id = ID`.
+fn channel_name(disclosure: &[(String, String)], id: ChannelId) -> Option<String> {
+    disclosure.iter().filter(|(_, value)| *value == id.0.to_string()).find_map(|(key, _)| {
+        let name = key.strip_prefix("config.channel.")?.strip_suffix(".id")?;
+        Some(name.to_owned())
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "made-up values")]
+pub(super) mod tests {
+    use mdgw_feeds::time::TradingDate;
+    use mdgw_status::{
+        disclosure::Disclosure,
+        interval_log::{IntervalLogWriter, IntervalTag},
+    };
+    use mdgw_sys::handle::ChannelIndex;
+    use mdgw_telemetry::stages::StageSet;
+
+    use super::*;
+
+    /// A log of `seconds` intervals of one thread, with `per_second` values each, from a fixed pattern: most values
+    /// near 5 us, a tail, and a slow stretch in the middle.
+    pub(in crate::report) fn plausible_log(thread: &str, seconds: u64, per_second: u64) -> Vec<u8> {
+        let mut disclosure = Disclosure::of_this_host("kernel software");
+        disclosure.push("config.channel.nasdaq.id", "1");
+        disclosure.push("config.channel.iex-deep.id", "2");
+        disclosure.push("config.note", "<script>alert(1)</script>");
+        let base = UnixNs(1_548_858_600_000_000_000);
+        let mut log = IntervalLogWriter::begin(Vec::new(), base, &disclosure).unwrap();
+        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut uniform = move || {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            (random >> 11) as f64 / (1_u64 << 53) as f64
+        };
+        let medians = [1_900.0, 90.0, 180.0, 650.0, 1_300.0, 4_600.0];
+        for second in 0..seconds {
+            let mut set = StageSet::new(2, 2);
+            let slow = if (seconds / 2..seconds / 2 + 3).contains(&second) { 4.0 } else { 1.0 };
+            for _ in 0..per_second {
+                for channel in 0..2 {
+                    for (stage, median) in Stage::ALL.into_iter().zip(medians) {
+                        // Pareto above the median, a little below it.
+                        let tail = (1.0 - uniform()).powf(-0.28) * (0.8 + 0.2 * uniform());
+                        let value = median * tail * slow * (1.0 + 0.3 * f64::from(channel));
+                        set.record(ChannelIndex(channel), stage, value as u64);
+                    }
+                }
+            }
+            let start = UnixNs(base.0 + second * 1_000_000_000);
+            for recorded in set.recorded() {
+                let channel = ChannelId(recorded.channel.0 as u16 + 1);
+                let tag = IntervalTag { channel, stage: recorded.stage, thread: thread.to_owned() };
+                log.write(&tag, start, 1_000_000_000, recorded.histogram).unwrap();
+            }
+        }
+        let tag = IntervalTag { channel: ChannelId(1), stage: Stage::WireToUser, thread: thread.to_owned() };
+        log.write_negative(&tag, 3).unwrap();
+        log.into_inner().unwrap()
+    }
+
+    /// A log of ten intervals of one stage: each has every tenth of `values`.
+    pub(in crate::report) fn log_of(values: &[u64]) -> Vec<u8> {
+        let base = UnixNs(1_548_858_600_000_000_000);
+        let mut log = IntervalLogWriter::begin(Vec::new(), base, &Disclosure::default()).unwrap();
+        let tag = IntervalTag { channel: ChannelId(1), stage: Stage::WireToWire, thread: "main-0".to_owned() };
+        for interval in 0..10 {
+            let mut set = StageSet::new(1, 3);
+            for value in values.iter().skip(interval).step_by(10) {
+                set.record(ChannelIndex(0), Stage::WireToWire, *value);
+            }
+            let start = UnixNs(base.0 + interval as u64 * 1_000_000_000);
+            set.recorded().for_each(|recorded| log.write(&tag, start, 1_000_000_000, recorded.histogram).unwrap());
+        }
+        log.into_inner().unwrap()
+    }
+
+    pub(in crate::report) fn plausible_report() -> Report {
+        let files = ["main-0", "main-1"]
+            .map(|thread| (PathBuf::from(format!("{thread}.hlog")), plausible_log(thread, 20, 500)));
+        Report::of(&files, None)
+    }
+
+    /// Some minutes of two days, at the same time of day.
+    pub(in crate::report) fn report_of_days() -> Report {
+        let text = String::from_utf8(plausible_log("main-0", 400, 3)).unwrap();
+        let next_day = text.replace(": 1548858600.000 (", ": 1548945000.000 (");
+        assert_ne!(text, next_day);
+        Report::of(&[(PathBuf::from("a"), text.into_bytes()), (PathBuf::from("b"), next_day.into_bytes())], None)
+    }
+
+    #[test]
+    fn threads_and_logs_are_merged_by_channel_and_stage() {
+        let report = plausible_report();
+        assert_eq!(report.damage, []);
+        let titles: Vec<String> = report.channels.iter().map(ChannelReport::title).collect();
+        assert_eq!(titles, ["channel 1 nasdaq", "channel 2 iex-deep"]);
+        let whole = report.channels[0].stage(Stage::WireToWire).unwrap();
+        assert_eq!(whole.histogram.len(), 2 * 20 * 500);
+        assert_eq!(whole.threads.iter().map(String::as_str).collect::<Vec<_>>(), ["main-0", "main-1"]);
+        assert_eq!(whole.timeline.len(), 20);
+        assert!(whole.timeline.iter().all(|moment| moment.count == 1_000));
+        assert_eq!(report.channels[0].stage(Stage::WireToUser).unwrap().negative_count, 6);
+        assert_eq!(report.end.0 - report.begin.0, 20_000_000_000);
+        assert_eq!(report.disclosures.len(), 1, "both logs disclose the same");
+    }
+
+    #[test]
+    fn bursts_and_pauses_stand_out_and_values_under_load_stand_apart() {
+        let tag = IntervalTag { channel: ChannelId(1), stage: Stage::WireToUser, thread: "main-0".to_owned() };
+        let base = UnixNs(1_548_858_600_000_000_000);
+        let mut log = IntervalLogWriter::begin(Vec::new(), base, &Disclosure::default()).unwrap();
+        // A pause of 10 s in the middle, a burst of ten times the usual rate behind it.
+        for (second, count, latency_ns) in
+            (0..5).map(|second| (second, 30, 100)).chain([(15, 300, 9_000), (16, 30, 100)])
+        {
+            let mut set = StageSet::new(1, 2);
+            set.record_n(ChannelIndex(0), Stage::WireToUser, latency_ns, count);
+            let start = UnixNs(base.0 + second * 1_000_000_000);
+            set.recorded().for_each(|recorded| log.write(&tag, start, 1_000_000_000, recorded.histogram).unwrap());
+        }
+        let report = Report::of(&[(PathBuf::from("a"), log.into_inner().unwrap())], None);
+        let channel = &report.channels[0];
+        let seconds = |at: UnixNs| (at.0 - base.0) / 1_000_000_000;
+        let pauses: Vec<_> = channel.pauses.iter().map(|(from, until)| (seconds(*from), seconds(*until))).collect();
+        assert_eq!(pauses, [(5, 15)]);
+        let stage = &channel.stages[0];
+        let bursts: Vec<u64> =
+            stage.timeline.iter().filter(|moment| moment.is_burst).map(|moment| seconds(moment.start)).collect();
+        assert_eq!(bursts, [15]);
+        let load: Vec<_> = stage.load.iter().map(|bucket| (bucket.from_per_s, bucket.intervals)).collect();
+        assert_eq!(load, [(20, 6), (200, 1)]);
+        assert!(stage.load[0].figures.max_ns < 200 && stage.load[1].figures.max_ns >= 9_000);
+    }
+
+    #[test]
+    fn runs_and_stretches_hold_each_value_once() {
+        let files = ["a", "b"].map(|name| (PathBuf::from(name), plausible_log("main-0", 7, 50)));
+        for channel in &Report::of(&files, None).channels {
+            for stage in &channel.stages {
+                let counts: Vec<u64> = stage.runs.iter().map(|run| run.count).collect();
+                assert_eq!(counts, [350, 350]);
+                assert_eq!(stage.stretches.iter().map(|stretch| stretch.count).sum::<u64>(), 700);
+            }
+        }
+    }
+
+    #[test]
+    fn days_are_told_each_for_itself_and_over_each_other() {
+        let report = report_of_days();
+        for stage in report.channels.iter().flat_map(|channel| &channel.stages) {
+            let days: Vec<String> = stage.days.iter().map(|(day, _)| TradingDate::in_utc(*day).to_string()).collect();
+            assert_eq!(days, ["2019-01-30", "2019-01-31"]);
+            let count = |moments: &[Moment]| moments.iter().map(|moment| moment.count).sum::<u64>();
+            assert_eq!(stage.days.iter().map(|(_, moments)| count(moments)).collect::<Vec<_>>(), [1_200, 1_200]);
+            assert_eq!(count(&stage.time_of_day), 2_400);
+            assert!(stage.time_of_day.iter().all(|moment| moment.end.0 < NS_PER_DAY));
+        }
+        let one = Report::of(&[(PathBuf::from("a"), plausible_log("main-0", 7, 50))], None);
+        assert!(one.channels[0].stages[0].days.is_empty(), "a day alone is the timeline");
+    }
+
+    #[test]
+    fn one_channel_can_be_picked() {
+        let files = [(PathBuf::from("a"), plausible_log("main-0", 2, 10))];
+        let report = Report::of(&files, Some(ChannelId(2)));
+        assert_eq!(report.channels.iter().map(|channel| channel.id.0).collect::<Vec<_>>(), [2]);
+        assert!(Report::of(&files, Some(ChannelId(9))).channels.is_empty());
+    }
+
+    #[test]
+    fn a_log_cut_at_any_byte_gives_what_was_whole() {
+        let bytes = plausible_log("main-0", 2, 10);
+        let whole = Report::of(&[(PathBuf::from("a"), bytes.clone())], None);
+        let count = |report: &Report| -> u64 {
+            report.channels.iter().flat_map(|channel| &channel.stages).map(|stage| stage.histogram.len()).sum()
+        };
+        assert_eq!(count(&whole), 2 * 2 * 6 * 10);
+        for cut in (0..bytes.len()).step_by(7) {
+            let report = Report::of(&[(PathBuf::from("a"), bytes[..cut].to_vec())], None);
+            let is_line_end = cut > 0 && bytes[cut - 1] == b'\n';
+            assert_eq!(report.damage.is_empty(), is_line_end, "cut at {cut}");
+            assert!(count(&report) <= count(&whole));
+        }
+    }
+
+    #[test]
+    fn a_flipped_byte_is_damage_or_harmless_and_never_a_panic() {
+        let bytes = plausible_log("main-0", 1, 5);
+        for place in (0..bytes.len()).step_by(11) {
+            let mut damaged = bytes.clone();
+            damaged[place] ^= 0x15;
+            let _ = Report::of(&[(PathBuf::from("a"), damaged)], None);
+        }
+    }
+}
