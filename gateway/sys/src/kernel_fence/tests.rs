@@ -44,7 +44,7 @@ impl Gateway {
     /// In the calling thread's network namespace. `None`: fences are not permitted here, which has been said.
     fn start() -> Option<Self> {
         let program = std::env::current_exe().unwrap();
-        let part = "sys::kernel_fence::tests::the_gateways_part";
+        let part = "kernel_fence::tests::the_gateways_part";
         let mut child = Command::new(program)
             .args([part, "--exact", "--ignored", "--nocapture"])
             .stdin(Stdio::piped())
