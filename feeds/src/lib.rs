@@ -25,3 +25,7 @@ pub mod published;
 pub mod time;
 pub mod transport;
 pub mod venue;
+
+#[cfg(test)]
+#[path = "../../tests/data/formats/check.rs"]
+mod formats;

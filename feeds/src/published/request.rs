@@ -145,3 +145,29 @@ impl ServiceRequest {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{formats::check, identity::Feed, time::TradingDate};
+
+    #[test]
+    fn requests_written_by_0_1_0_are_read() {
+        let date = TradingDate::from_yyyymmdd(20_240_102).unwrap();
+        let session = Some(Session { feed: Feed::NasdaqItch, date, restart: 1 });
+        let request = |kind, session| {
+            let (group, channel, first, next) = (GroupId(2), ChannelId(3), Sequence(4), Sequence(5));
+            ServiceRequest { kind, group, channel, session, first, next, nonce: 6 }
+        };
+        check(
+            include_str!("../../../tests/data/formats/retransmission_requests.hex"),
+            &[
+                request(RequestKind::Range, session),
+                request(RequestKind::Definitions, session),
+                request(RequestKind::Sessions, None),
+            ],
+            |bytes| ServiceRequest::parse(bytes).unwrap(),
+            |request| request.to_packet().as_bytes().to_vec(),
+        );
+    }
+}

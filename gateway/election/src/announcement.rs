@@ -141,7 +141,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::auth::KEY_BYTES;
+    use crate::{auth::KEY_BYTES, formats::check};
 
     fn announcement() -> Announcement {
         let notice = DeathNotice { holder: NodeId(2), incarnation: Incarnation(9), epoch: Epoch::new(5, 2) };
@@ -180,6 +180,17 @@ mod tests {
             let length = listener.recv(&mut bytes).unwrap();
             assert_eq!(Announcement::open(&bytes[..length], &key(1)), Some(announcement()));
         }
+    }
+
+    #[test]
+    fn an_announcement_written_by_0_1_0_is_read() {
+        let notice = DeathNotice { epoch: Epoch(0), ..announcement().notice };
+        check(
+            include_str!("../../../tests/data/formats/announcement.hex"),
+            &[announcement(), Announcement { notice, ..announcement() }],
+            |bytes| Announcement::open(bytes, &key(1)).unwrap(),
+            |announcement| announcement.sealed(&key(1)).to_vec(),
+        );
     }
 
     proptest! {

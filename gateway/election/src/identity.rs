@@ -208,6 +208,7 @@ pub struct DeathNotice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::formats::check;
 
     #[test]
     fn the_next_epoch_is_above_everything_known() {
@@ -233,5 +234,15 @@ mod tests {
         }
         assert_eq!(NodeName::new("gw-1.ny_4").unwrap().as_str(), "gw-1.ny_4");
         assert!(serde_json::from_str::<NodeName>("\"a b\"").is_err());
+    }
+
+    #[test]
+    fn a_death_notice_written_by_0_1_0_is_read() {
+        check(
+            include_str!("../../../tests/data/formats/death_notice.jsonl"),
+            &[DeathNotice { holder: NodeId(1), incarnation: Incarnation(2), epoch: Epoch::new(3, 1) }],
+            |bytes| serde_json::from_slice(bytes).unwrap(),
+            |notice| serde_json::to_vec(notice).unwrap(),
+        );
     }
 }

@@ -61,3 +61,7 @@ pub mod store;
 pub mod timing;
 #[cfg(feature = "zookeeper")]
 pub mod zookeeper;
+
+#[cfg(test)]
+#[path = "../../../tests/data/formats/check.rs"]
+mod formats;

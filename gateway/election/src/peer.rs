@@ -103,7 +103,13 @@ pub struct PeerState {
 
 #[cfg(test)]
 mod tests {
+    use mdgw_feeds::{
+        identity::{Feed, Sequence, Session},
+        time::TradingDate,
+    };
+
     use super::*;
+    use crate::formats::check;
 
     #[test]
     fn messages_survive_writing() {
@@ -128,5 +134,49 @@ mod tests {
             let text = serde_json::to_string(&message).unwrap();
             assert_eq!(serde_json::from_str::<PeerMessage>(&text).unwrap(), message, "{text}");
         }
+    }
+
+    #[test]
+    fn messages_written_by_0_1_0_are_read() {
+        let question = Question {
+            asker: NodeId(1),
+            incarnation: Incarnation(2),
+            epoch: Epoch::new(3, 1),
+            nonce: 4,
+            lease_ns: 100_000_000,
+        };
+        let date = TradingDate::from_yyyymmdd(20_170_425).unwrap();
+        let session = Session { feed: Feed::IexDeep, date, restart: 5 };
+        let position = StreamPosition { session, sequence: Sequence(6), part: 7 };
+        let member = crate::record::tests::member(1, 2);
+        let configuration = ConfigurationMark { hash: 8, revision: 9, output_version: 10 };
+        let state = |standing| {
+            PeerMessage::State(PeerState {
+                member: member.clone(),
+                standing,
+                fitness: Fitness { channels_failed: 11, channels_behind: 12, log_failing: true, ..Fitness::default() },
+                configuration,
+                stamp: PeerStamp(13),
+            })
+        };
+        let messages = [
+            PeerMessage::PromiseAsk(question),
+            PeerMessage::Promise(question),
+            PeerMessage::PromiseRefused(question),
+            PeerMessage::Prepare(question),
+            PeerMessage::Prepared { question, stamp: PeerStamp(14) },
+            PeerMessage::PrepareRefused(question),
+            PeerMessage::Ended { question, positions: BTreeMap::from([(15, position)]), is_automatic: true },
+            PeerMessage::Ended { question, positions: BTreeMap::new(), is_automatic: false },
+            PeerMessage::AdmitAsk { member: member.clone(), configuration },
+            state(Standing::Stands),
+            state(Standing::Joins),
+        ];
+        check(
+            include_str!("../../../tests/data/formats/peer_messages.jsonl"),
+            &messages,
+            |bytes| serde_json::from_slice(bytes).unwrap(),
+            |message| serde_json::to_vec(message).unwrap(),
+        );
     }
 }

@@ -185,6 +185,7 @@ pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::formats::check;
 
     pub(crate) fn member(node: u8, incarnation: u64) -> Member {
         let name = NodeName::new(&format!("gw{node}")).unwrap();
@@ -233,6 +234,46 @@ pub(crate) mod tests {
         assert!(refused(Record { candidates: BTreeMap::new(), ..good.clone() }));
         assert!(!refused(good));
         assert!(matches!(Record::from_bytes(&vec![b' '; RECORD_BYTES_MAX + 1]), Err(RecordError::Long { .. })));
+    }
+
+    #[test]
+    fn a_record_written_by_0_1_0_is_read() {
+        let full = Record {
+            epoch: Epoch::new(41, 2),
+            holder: Some(member(2, 1_794_300_000_000_070)),
+            renewal: 3,
+            lease_ns: 100_000_000,
+            fitness: Fitness {
+                output_unheard: true,
+                channels_failed: 4,
+                channels_behind: 5,
+                log_failing: false,
+                stalled: true,
+            },
+            heir: Some(Heir { node: NodeId(1), incarnation: Incarnation(6), stamp: PeerStamp(7) }),
+            moves: 8,
+            pinned: true,
+            configuration: ConfigurationMark { hash: u64::MAX, revision: 9, output_version: 10 },
+            ..record(41, &member(2, 0))
+        };
+        let least = Record {
+            epoch: Epoch::new(1, 1),
+            holder: None,
+            renewal: 0,
+            lease_ns: 1,
+            fitness: Fitness::default(),
+            candidates: BTreeMap::new(),
+            heir: None,
+            moves: 0,
+            pinned: false,
+            configuration: ConfigurationMark::default(),
+        };
+        check(
+            include_str!("../../../tests/data/formats/record.jsonl"),
+            &[full, least],
+            |bytes| Record::from_bytes(bytes).unwrap(),
+            Record::to_bytes,
+        );
     }
 
     proptest! {

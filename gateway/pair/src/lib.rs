@@ -2,3 +2,7 @@
 
 pub mod pair_link;
 pub mod standby;
+
+#[cfg(test)]
+#[path = "../../../tests/data/formats/check.rs"]
+mod formats;

@@ -506,4 +506,20 @@ mod tests {
         fs::remove_dir(directory.path().join("state.json.new")).unwrap();
         assert_eq!(state.begin(0, NOW, 0).unwrap().epoch, Epoch::new(1, 0));
     }
+
+    #[test]
+    fn a_state_file_written_by_0_1_0_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state.json");
+        let other = Numbering { has_messages: false, ..numbering(4) };
+        let left = LeftAt { session: numbering(3).session, next: Sequence(9), has_ended: true };
+        fs::write(&path, include_str!("../../../tests/data/formats/state.json")).unwrap();
+        let mut state = StateFile::open(&path).unwrap();
+        assert_eq!([1, 2].map(|channel| state.numbering(ChannelId(channel))), [Some(numbering(3)), Some(other)]);
+        assert_eq!([1, 2].map(|channel| state.left_at(ChannelId(channel))), [Some(left), None]);
+        let started_us = NOW.0 / 1_000;
+        assert_eq!(state.state.started_us, started_us);
+        let next = Start { epoch: Epoch::new(42, 3), incarnation: Incarnation(started_us + 1) };
+        assert_eq!(state.begin(3, UnixNs(0), 0).unwrap(), next);
+    }
 }

@@ -92,3 +92,39 @@ impl From<Result<Value, String>> for Answer {
 
 /// Longest line of a question.
 const REQUEST_BYTES_MAX: usize = 4_096;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::formats::check;
+
+    #[test]
+    fn requests_and_answers_written_by_0_1_0_are_read() {
+        let group = Some(1);
+        let requests = [
+            Request::Status {},
+            Request::Snapshot {},
+            Request::History { count: 20 },
+            Request::HandOver { group, target: Some(2) },
+            Request::HandOver { group: None, target: None },
+            Request::TakeBack { group },
+            Request::Pin { group },
+            Request::Unpin { group },
+            Request::Admit { group, node: 3, name: "gw3".to_owned() },
+        ];
+        check(
+            include_str!("../../../tests/data/formats/control_requests.jsonl"),
+            &requests,
+            |bytes| serde_json::from_slice(bytes).unwrap(),
+            |request| serde_json::to_vec(request).unwrap(),
+        );
+        check(
+            include_str!("../../../tests/data/formats/control_answers.jsonl"),
+            &[Answer::Ok(json!({ "group": 1, "target": 2 })), Answer::Refused("this gateway does not lead".to_owned())],
+            |bytes| serde_json::from_slice(bytes).unwrap(),
+            |answer| serde_json::to_vec(answer).unwrap(),
+        );
+    }
+}

@@ -364,4 +364,47 @@ mod tests {
         create().unwrap();
         assert_eq!(create().err().map(|error| error.kind()), Some(io::ErrorKind::AlreadyExists));
     }
+
+    #[test]
+    fn a_log_written_by_0_1_0_is_read_and_written_alike() {
+        let mut disclosure = Disclosure::default();
+        disclosure.push("version", "mdgw 0.1.0");
+        let base = UnixNs(1_548_856_800_123_000_000);
+        let start = UnixNs(base.0 + 1_500_000_000);
+        let length_ns = 1_007_000_000;
+        let mut values = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 2).unwrap();
+        values.record_n(1_500_000, 3).unwrap();
+        let mut log = IntervalLogWriter::begin(Vec::new(), base, &disclosure).unwrap();
+        for stage in Stage::ALL {
+            log.write(&IntervalTag { stage, ..tag() }, start, length_ns, &values).unwrap();
+        }
+        let lines = [Line::A, Line::B, Line::RECOVERY];
+        for line in lines {
+            log.write(&LeadTag { channel: ChannelId(7), line }, start, length_ns, &values).unwrap();
+        }
+        log.write_negative(&tag(), 3).unwrap();
+        let counts = [None, Some(Line::A), Some(Line::RECOVERY)].map(|line| CountsTag { channel: ChannelId(7), line });
+        for counts in counts {
+            log.write_counts(&counts, start, length_ns, &[("messages", 5), ("gaps", 1)]).unwrap();
+        }
+        let written = String::from_utf8(log.into_inner().unwrap()).unwrap();
+
+        let fixture = include_str!("../../../tests/data/formats/interval_log.hlog");
+        // Histograms are compared by their values: how they are packed is up to the compressing library.
+        let plain = |log: &str| -> String {
+            log.lines().map(|line| line.split(",HISTF").next().unwrap_or_default().to_owned() + "\n").collect()
+        };
+        assert_eq!(plain(&written), plain(fixture));
+        for entry in IntervalLogIterator::new(fixture.as_bytes()) {
+            let LogEntry::Interval(interval) = entry.unwrap() else { continue };
+            let packed = STANDARD.decode(interval.encoded_histogram()).unwrap();
+            let read: Histogram<u64> = Deserializer::new().deserialize(&mut packed.as_slice()).unwrap();
+            assert_eq!(read, values);
+            let tag = interval.tag().unwrap().as_str();
+            assert!(tag.parse::<IntervalTag>().is_ok() || tag.parse::<LeadTag>().is_ok(), "{tag}");
+        }
+        let counted = fixture.lines().filter_map(|line| line.strip_prefix(COUNTS_PREFIX)?.split(',').next());
+        let counted: Vec<CountsTag> = counted.map(|tag| tag.parse().unwrap()).collect();
+        assert_eq!(counted, counts);
+    }
 }

@@ -6,3 +6,7 @@ pub mod disclosure;
 pub mod interval_log;
 pub mod recent;
 pub mod snapshot;
+
+#[cfg(test)]
+#[path = "../../../tests/data/formats/check.rs"]
+mod formats;

@@ -147,3 +147,60 @@ impl ChannelSnapshot {
         self.stages.iter().find(|stage| stage.stage == name)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_written_by_0_1_0_is_read() {
+        let line = LineSnapshot { line: "A".to_owned(), lead_count: 1, lead_p50_ns: 2, lead_p99_ns: 3 };
+        let stage = StageSnapshot {
+            stage: "wire_to_wire".to_owned(),
+            begin_ns: 4,
+            end_ns: 5,
+            count: 6,
+            p50_ns: 7,
+            p99_ns: 8,
+            p999_ns: 9,
+            max_ns: 10,
+        };
+        let channel = ChannelSnapshot {
+            id: 11,
+            name: "deep".to_owned(),
+            pool: "main".to_owned(),
+            state: "live".to_owned(),
+            failed: Some("no room".to_owned()),
+            datagrams: 12,
+            messages: 13,
+            records: 14,
+            packets_sent: 15,
+            gaps: 16,
+            gap_messages: 17,
+            drops: 18,
+            book_faults: 19,
+            silent_lines: vec!["B".to_owned()],
+            lines: vec![line],
+            stages: vec![stage],
+        };
+        let thread = ThreadSnapshot { name: "main-0".to_owned(), role: "parked".to_owned(), busy_ns: 20 };
+        let pool = PoolSnapshot {
+            name: "main".to_owned(),
+            threads: vec![thread],
+            turns: 21,
+            deferrals: 22,
+            saturation_ns: 23,
+        };
+        let snapshot = Snapshot {
+            source: "gateway 1, epoch 7".to_owned(),
+            time_ns: 24,
+            clock_ns: 25,
+            progress: Some((26, 27)),
+            kernel_drops: 28,
+            pools: vec![pool],
+            channels: vec![channel],
+        };
+        let fixture = include_str!("../../../tests/data/formats/snapshot.json");
+        assert_eq!(serde_json::from_str::<Snapshot>(fixture).unwrap(), snapshot);
+    }
+}

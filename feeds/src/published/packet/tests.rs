@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use zerocopy::little_endian::I32;
 
 use super::*;
-use crate::{identity::Feed, time::TradingDate};
+use crate::{formats::check, identity::Feed, time::TradingDate};
 
 fn meta(first: u64, next: u64) -> PacketMeta {
     PacketMeta {
@@ -68,6 +68,47 @@ fn what_is_written_is_read_again() {
     let sequences: Vec<_> = parsed.frames().map(|(header, _)| header.sequence.get()).collect();
     assert_eq!(sequences, [1, 3, 4, 7]);
     assert_eq!(&bytes[..4], b"MDGW");
+}
+
+#[test]
+fn packets_written_by_0_1_0_are_read() {
+    let header = |sequence, kind, flags, part, body: &[u8]| FrameHeader {
+        ts_recv: U64::new(7),
+        ts_in_delta_ns: I32::new(-8),
+        ..*FrameHeader::ref_from_prefix(&frame(sequence, kind, part, flags, body)).unwrap().0
+    };
+    let framed = |sequence, kind, flags, part, body: &[u8]| (header(sequence, kind, flags, part, body), body.to_vec());
+    let gap = GapBody { first: U64::new(4), next: U64::new(7) };
+    let state = StateBody { state: 2, reserved: [0; 7] };
+    let suspect_fill = 3 | FrameFlags::SUSPECT.with(FrameFlags::LATE_FILL).0;
+    let frames = vec![
+        framed(1, FrameKind::Message, 3, 0, &record()),
+        framed(4, FrameKind::Gap, 3, 0, gap.as_bytes()),
+        framed(7, FrameKind::State, 3, 0, state.as_bytes()),
+        framed(2, FrameKind::Message, suspect_fill, 0, &record()),
+    ];
+    let flagged = |flags, meta| PacketMeta { flags, ..meta };
+    let (heartbeat, snapshot) = (PacketFlags::HEARTBEAT, PacketFlags::SNAPSHOT);
+    let again = PacketFlags::RETRANSMISSION;
+    let packets = [
+        (meta(1, 9), frames),
+        (flagged(again, meta(9, 9)), vec![framed(9, FrameKind::Message, FrameFlags::FIRST_PART.0, 0, &record())]),
+        (flagged(again, meta(9, 10)), vec![framed(9, FrameKind::Message, FrameFlags::LAST_PART.0, 1, &record())]),
+        (flagged(snapshot, meta(9, 10)), vec![framed(9, FrameKind::Snapshot, 3, 0, &record())]),
+        (flagged(heartbeat.with(PacketFlags::END_OF_SESSION), meta(10, 12)), Vec::new()),
+    ];
+    check(
+        include_str!("../../../../tests/data/formats/published_packets.hex"),
+        &packets,
+        |bytes| {
+            let packet = parse_packet(bytes).unwrap();
+            (packet.meta, packet.frames().map(|(header, body)| (*header, body.to_vec())).collect())
+        },
+        |(meta, frames)| {
+            let frames: Vec<_> = frames.iter().map(|(header, body)| [header.as_bytes(), body].concat()).collect();
+            packet(meta, &frames)
+        },
+    );
 }
 
 #[test]

@@ -219,6 +219,7 @@ mod tests {
     use crate::{
         auth::KEY_BYTES,
         emergent::message::Message,
+        formats::check,
         identity::{Incarnation, NodeId},
         record::tests::member,
     };
@@ -281,5 +282,24 @@ mod tests {
             assert_eq!(reader.receive(PATIENCE).unwrap(), None);
         }
         assert_eq!(reader.refused(), 3);
+    }
+
+    #[test]
+    fn a_datagram_written_by_0_1_0_is_read() {
+        let reader = socket(1);
+        check(
+            include_str!("../../../../tests/data/formats/emergent_datagram.hex"),
+            &[Received::Letter(GroupId(700), letter((Ipv4Addr::new(192, 0, 2, 1), 7_000).into()))],
+            |bytes| reader.read(bytes).unwrap(),
+            |received| {
+                let Received::Letter(group, letter) = received else { unreachable!() };
+                let to = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+                reader.send(*group, &Post { to: to.local_addr().unwrap(), letter: letter.clone() }).unwrap();
+                let mut bytes = vec![0; 2_000];
+                let length = to.recv(&mut bytes).unwrap();
+                bytes.truncate(length);
+                bytes
+            },
+        );
     }
 }

@@ -137,3 +137,59 @@ impl Side {
         key(self) < key(other)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use mdgw_feeds::{
+        identity::{Feed, Sequence, Session},
+        time::TradingDate,
+    };
+
+    use super::*;
+    use crate::{
+        emergent::list::{Listed, MemberState},
+        formats::check,
+        record::tests::member,
+    };
+
+    #[test]
+    fn letters_written_by_0_1_0_are_read() {
+        let address: SocketAddr = "192.0.2.1:7000".parse().unwrap();
+        let other: SocketAddr = "[2001:db8::1]:7001".parse().unwrap();
+        let (nonce, epoch) = (1, Epoch::new(2, 3));
+        let version = ListVersion { count: 4, by: NodeId(5) };
+        let listed = |node, state| Listed { member: member(node, 6), address: other, age: node.into(), state };
+        let members = vec![listed(7, MemberState::Live), listed(8, MemberState::Failed)];
+        let list = MemberList { version, next_age: 9, members };
+        let beat = Beat { node: NodeId(10), count: 11, version, follows: NodeId(12), echo: 13 };
+        let heartbeat = Heartbeat { version, coordinator: member(5, 14), beats: vec![beat], asks: true, epoch };
+        let date = TradingDate::from_yyyymmdd(20_170_425).unwrap();
+        let session = Session { feed: Feed::IexTops, date, restart: 15 };
+        let position = StreamPosition { session, sequence: Sequence(16), part: 17 };
+        let side = Side { coordinator: member(5, 14), address: other, age: 18, live_count: 19, epoch };
+        let messages = [
+            Message::Join { nonce },
+            Message::Redirect { nonce, coordinator: other },
+            Message::Welcome { nonce, list: list.clone(), epoch },
+            Message::Heartbeat(heartbeat),
+            Message::List(list),
+            Message::Acknowledge(version),
+            Message::Leave,
+            Message::Ended { epoch, positions: BTreeMap::from([(20, position)]) },
+            Message::Probe(side),
+            Message::Dissolve { winner: other },
+        ];
+        let letter = |(number, message)| {
+            // Only who asks to be let in does not know the reader.
+            let to = (number > 0).then_some(Incarnation(21));
+            Letter { from: member(1, 22), address, to, number, message }
+        };
+        let letters: Vec<Letter> = (0..).zip(messages).map(letter).collect();
+        check(
+            include_str!("../../../../tests/data/formats/emergent_letters.jsonl"),
+            &letters,
+            |bytes| serde_json::from_slice(bytes).unwrap(),
+            |letter| serde_json::to_vec(letter).unwrap(),
+        );
+    }
+}

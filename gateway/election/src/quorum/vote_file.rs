@@ -186,6 +186,7 @@ const FILE_BYTES: u64 = 2 * SLOT_STRIDE_BYTES;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::formats::check;
 
     const GROUP: GroupId = GroupId(7);
 
@@ -253,5 +254,23 @@ mod tests {
         file.file = File::open(&file.path).unwrap();
         assert!(matches!(file.store(kept(2)), Err(VoteFileError::Io { act: "write", .. })));
         assert_eq!(file.kept(), kept(1));
+    }
+
+    #[test]
+    fn a_vote_file_written_by_0_1_0_is_read() {
+        let slots = [2, 1].map(|writes| Slot { writes, group: GROUP, kept: kept(writes) });
+        check(
+            include_str!("../../../../tests/data/formats/vote_file.hex"),
+            &slots,
+            |bytes| Slot::parse(bytes.try_into().unwrap()).unwrap(),
+            |slot| slot.to_bytes().to_vec(),
+        );
+        let [newer, older] = slots.map(Slot::to_bytes);
+        let mut bytes = vec![0; 8_192];
+        bytes[..48].copy_from_slice(&newer);
+        bytes[4_096..4_096 + 48].copy_from_slice(&older);
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("group-7.vote"), bytes).unwrap();
+        assert_eq!(VoteFile::open(directory.path(), GROUP).unwrap().kept(), kept(2));
     }
 }

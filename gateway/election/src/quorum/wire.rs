@@ -297,6 +297,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::formats::check;
 
     fn key() -> SharedKey {
         SharedKey::new(&[7; 32])
@@ -393,6 +394,28 @@ mod tests {
         let tag = key().tag(Purpose::Vote, &[&bytes]);
         bytes.extend(tag);
         assert_eq!(decode(&bytes, &key()), Err(Refused::Form));
+    }
+
+    #[test]
+    fn messages_written_by_0_1_0_are_read() {
+        let mut messages = messages();
+        let Message { group, from, to, body: Body::Request(poll) } = messages[0].clone() else { unreachable!() };
+        let fit = Fitness::default();
+        let fitness = [
+            Fitness { output_unheard: true, ..fit },
+            Fitness { stalled: true, ..fit },
+            Fitness { channels_failed: 400, ..fit },
+        ];
+        messages.extend(fitness.map(|fitness| {
+            let body = Body::Request(Request { fitness, standing: Standing::Joins, ..poll.clone() });
+            Message { group, from, to, body }
+        }));
+        check(
+            include_str!("../../../../tests/data/formats/quorum_messages.hex"),
+            &messages,
+            |bytes| decode(bytes, &key()).unwrap(),
+            |message| encode(message, &key()),
+        );
     }
 
     proptest! {

@@ -148,10 +148,15 @@ const HANG_LIMIT_NS_MIN: u64 = 1_000_000;
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd as _;
+    use std::{os::fd::AsFd as _, time::Duration};
 
     use super::*;
-    use crate::{record::tests::member, sentinel::page::Page};
+    use crate::{
+        access::{EtcdConfig, EtcdTls, Login, StoreAccess, ZooKeeperConfig, ZooKeeperMode},
+        formats::check,
+        record::tests::member,
+        sentinel::page::Page,
+    };
 
     fn charge() -> Charge {
         Charge {
@@ -224,5 +229,48 @@ mod tests {
             drop(ours);
             assert!(Charge::take_over(&mut theirs).is_err(), "{bytes:?}");
         }
+    }
+
+    #[test]
+    fn a_registration_written_by_0_1_0_is_read() {
+        let login = Login { user: "mdgw".to_owned(), password_file: "/etc/mdgw/password".into() };
+        let endpoints = vec!["192.0.2.1:2379".to_owned(), "192.0.2.2:2379".to_owned()];
+        let request_timeout = Duration::from_millis(1_050);
+        let access = StoreAccess { endpoints, request_timeout, login: Some(login) };
+        let identity = Some(("/etc/mdgw/own.pem".into(), "/etc/mdgw/own.key".into()));
+        let tls = Some(EtcdTls { ca_file: "/etc/mdgw/ca.pem".into(), identity });
+        let etcd = EtcdConfig { access: access.clone(), prefix: "/mdgw/".to_owned(), tls };
+        let etcd_least =
+            EtcdConfig { access: StoreAccess { login: None, ..access.clone() }, tls: None, ..etcd.clone() };
+        let zookeeper =
+            |mode| RecordPlace::ZooKeeper(ZooKeeperConfig { access: access.clone(), path: "/mdgw".to_owned(), mode });
+        let with = |records| Charge { records: Some(records), ..charge() };
+        let charges = [
+            charge(),
+            with(RecordPlace::Etcd(etcd)),
+            with(RecordPlace::Etcd(etcd_least)),
+            with(zookeeper(ZooKeeperMode::Lease)),
+            with(zookeeper(ZooKeeperMode::Latch { session: Duration::from_secs(2) })),
+            Charge { records: None, told: Vec::new(), hang_limit_ns: None, ..charge() },
+        ];
+        check(
+            include_str!("../../../../tests/data/formats/watch_registration.jsonl"),
+            &charges,
+            |text| {
+                let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+                let length = u32::try_from(text.len()).unwrap().to_le_bytes();
+                ours.write_all(&[&length, text].concat()).unwrap();
+                Charge::take_over(&mut theirs).unwrap().0
+            },
+            |charge| {
+                let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+                theirs.write_all(b"ready\n").unwrap();
+                charge.hand_over(&mut ours, &[Page::create().unwrap().as_fd()]).unwrap();
+                drop(ours);
+                let mut bytes = Vec::new();
+                theirs.read_to_end(&mut bytes).unwrap();
+                bytes.split_off(4)
+            },
+        );
     }
 }

@@ -212,6 +212,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+    use crate::formats::check;
 
     fn both_sides() -> (Page, Page) {
         let ours = Page::create().unwrap();
@@ -275,5 +276,37 @@ mod tests {
         assert!(Page::open(stranger.as_fd().try_clone_to_owned().unwrap()).is_err());
         let short = SharedWords::create("mdgw-test", WORDS - 1).unwrap();
         assert!(Page::open(short.as_fd().try_clone_to_owned().unwrap()).is_err());
+    }
+
+    /// Offset and content of a word.
+    #[derive(Debug, PartialEq)]
+    struct WordAt(u32, u64);
+
+    #[test]
+    fn a_page_written_by_0_1_0_is_read() {
+        let page = Page::create().unwrap();
+        page.hold().unwrap();
+        for (index, epoch) in [(0, Epoch::new(3, 1)), (GROUPS_MAX - 1, Epoch::new(4, 1))] {
+            page.group(index).open(epoch, MonoNs(9));
+        }
+        for index in [0, THREADS_MAX - 1] {
+            page.thread(index).works();
+        }
+        page.close().unwrap();
+        // How a mutex stands in memory is the C library's.
+        let mutex = MUTEX_BLOCK * BLOCK_WORDS..(MUTEX_BLOCK + 1) * BLOCK_WORDS;
+        let words = page.memory.words().iter().enumerate().filter(|(index, _)| !mutex.contains(index));
+        let words = words.map(|(index, word)| WordAt(u32::try_from(8 * index).unwrap(), word.load(Relaxed)));
+        let words: Vec<WordAt> = words.filter(|word| word.1 != 0).collect();
+        check(
+            include_str!("../../../../tests/data/formats/sentinel_page.hex"),
+            &words,
+            |bytes| {
+                let (offset, word) = bytes.split_at(4);
+                WordAt(u32::from_be_bytes(offset.try_into().unwrap()), u64::from_le_bytes(word.try_into().unwrap()))
+            },
+            |word| [&word.0.to_be_bytes()[..], &word.1.to_le_bytes()].concat(),
+        );
+        assert_eq!(WORDS, 2_080);
     }
 }

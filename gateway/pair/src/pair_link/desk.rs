@@ -333,3 +333,60 @@ const MISMATCHES_MAX: usize = 64;
 const LEAD_ASKS_MAX: usize = 256;
 /// One gets through where a connection would wait for its repetition.
 const DATAGRAM_COPIES: usize = 3;
+
+#[cfg(test)]
+mod tests {
+    use mdgw_election::{
+        identity::{Incarnation, NodeId},
+        peer::Question,
+    };
+    use mdgw_feeds::identity::Epoch;
+
+    use super::*;
+    use crate::formats::check;
+
+    #[derive(Debug, PartialEq)]
+    enum Carried {
+        Election(GroupId, PeerMessage),
+        Death(DeathNotice),
+    }
+
+    fn desk() -> PairDesk {
+        PairDesk::new(1, UnixDatagram::unbound().unwrap())
+    }
+
+    #[test]
+    fn what_0_1_0_carries_for_the_election_is_read() {
+        let (asker, incarnation, epoch) = (NodeId(1), Incarnation(2), Epoch::new(3, 1));
+        let question = Question { asker, incarnation, epoch, nonce: 4, lease_ns: 5 };
+        check(
+            include_str!("../../../../tests/data/formats/pair_link_carried.jsonl"),
+            &[
+                Carried::Election(GroupId(700), PeerMessage::Promise(question)),
+                Carried::Death(DeathNotice { holder: asker, incarnation, epoch }),
+            ],
+            |bytes| {
+                let desk = desk();
+                desk.put_election(1, 1, bytes);
+                if let Some((_, group, message)) = desk.take_election() {
+                    return Carried::Election(group, message);
+                }
+                desk.put_death(2, bytes);
+                Carried::Death(desk.take_death().unwrap().1)
+            },
+            |carried| {
+                let desk = desk();
+                match carried {
+                    Carried::Election(group, message) => desk.send_election(1, *group, message),
+                    Carried::Death(notice) => desk.send_death(notice),
+                };
+                let Some(LinkMessage::Election { bytes, .. } | LinkMessage::Death { bytes, .. }) =
+                    desk.out.pop().map(|outgoing| outgoing.message)
+                else {
+                    panic!("nothing is under way")
+                };
+                bytes
+            },
+        );
+    }
+}

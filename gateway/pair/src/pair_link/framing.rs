@@ -152,6 +152,7 @@ fn open(conversation: &mut Conversation, way: u8, sealed: &[u8]) -> Result<LinkM
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::formats::check;
 
     fn ends() -> [LinkStream; 2] {
         let key = SharedKey::new(&[1; 32]);
@@ -238,5 +239,40 @@ mod tests {
         let mut end = LinkStream::new(key.clone(), 1, Nonce([1; 16]));
         end.push(&LinkStream::new(key, 2, Nonce([1; 16])).hello());
         assert_eq!(end.next_message(), Err(LinkFault::Oneself));
+    }
+
+    /// A message, sealed for the connection or as a datagram.
+    #[derive(Debug, PartialEq)]
+    enum Sealed {
+        Stream(LinkMessage),
+        Datagram(LinkMessage),
+    }
+
+    #[test]
+    fn messages_sealed_by_0_1_0_are_opened() {
+        let message = || LinkMessage::LeadAsk { group: mdgw_feeds::identity::GroupId(259) };
+        check(
+            include_str!("../../../../tests/data/formats/pair_link_sealed.hex"),
+            &[Sealed::Stream(message()), Sealed::Datagram(message())],
+            |bytes| {
+                let [mut ours, mut theirs] = ends();
+                // A datagram counts once the other end has proved that it has the key.
+                theirs.push(&ours.seal(&message()).unwrap());
+                theirs.next_message().unwrap();
+                if let Ok(message) = theirs.open_datagram(bytes) {
+                    return Sealed::Datagram(message);
+                }
+                let [_, mut theirs] = ends();
+                theirs.push(bytes);
+                Sealed::Stream(theirs.next_message().unwrap().unwrap())
+            },
+            |sealed| {
+                let [mut ours, _] = ends();
+                match sealed {
+                    Sealed::Stream(message) => ours.seal(message).unwrap(),
+                    Sealed::Datagram(message) => ours.seal_datagram(message).unwrap(),
+                }
+            },
+        );
     }
 }

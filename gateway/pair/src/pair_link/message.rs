@@ -476,6 +476,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::formats::check;
 
     fn session() -> Session {
         Session { feed: Feed::IexTops, date: TradingDate::from_yyyymmdd(20_230_822).unwrap(), restart: 4 }
@@ -585,6 +586,46 @@ mod tests {
             bytes[index] ^= 1;
             assert_eq!(Hello::parse(&bytes), Err(error));
         }
+    }
+
+    #[test]
+    fn messages_written_by_0_1_0_are_read() {
+        let mut messages = samples();
+        for message in &mut messages {
+            if let LinkMessage::Death { bytes, .. }
+            | LinkMessage::GapPacket { bytes, .. }
+            | LinkMessage::CopySlice { bytes, .. } = message
+            {
+                bytes.truncate(8);
+            }
+        }
+        let at = |sequence, part| Some(StreamPosition { session: session(), sequence: Sequence(sequence), part });
+        let (channel, epoch) = (ChannelId(10), Epoch::new(11, 12));
+        messages.push(LinkMessage::Positions(vec![ChannelPositions {
+            channel,
+            ready: at(13, 0),
+            published: at(14, 15),
+            heard: at(16, 17),
+            hears_probe: false,
+            epoch,
+            state: 2,
+            kept: None,
+        }]));
+        let ended =
+            |fault| LinkMessage::CopyEnd(CopyEnd { channel, fault: Some(fault), slices: 18, checksum: 0xfffe_fdfc });
+        messages.extend(CopyFault::ALL.map(ended));
+        check(
+            include_str!("../../../../tests/data/formats/pair_link_messages.hex"),
+            &messages,
+            |bytes| LinkMessage::parse(bytes).unwrap(),
+            LinkMessage::to_bytes,
+        );
+        check(
+            include_str!("../../../../tests/data/formats/pair_link_hello.hex"),
+            &[Hello { node: 4, nonce: Nonce([5; 16]) }],
+            |bytes| Hello::parse(bytes.try_into().unwrap()).unwrap(),
+            |hello| hello.to_bytes().to_vec(),
+        );
     }
 
     proptest! {

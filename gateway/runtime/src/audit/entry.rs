@@ -168,3 +168,64 @@ pub fn state_name(state: ConnectionState) -> &'static str {
         ConnectionState::Reconnected => "reconnected",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use mdgw_feeds::{
+        identity::{Feed, Sequence, Session},
+        time::TradingDate,
+    };
+
+    use super::*;
+
+    #[test]
+    fn lines_written_by_0_1_0_are_read() {
+        let date = TradingDate::from_yyyymmdd(20_170_425).unwrap();
+        let session = Session { feed: Feed::IexDeep, date, restart: 1 };
+        let reached = |part| Some(Reached::from(StreamPosition { session, sequence: Sequence(2), part }));
+        let channels = vec![
+            ChannelTakeover {
+                channel: 3,
+                heard: reached(4),
+                ready: reached(5),
+                blackout_ns: Some(6),
+                sent_again_packets: 7,
+            },
+            ChannelTakeover { channel: 8, heard: None, ready: None, blackout_ns: None, sent_again_packets: 0 },
+        ];
+        let mut changes = vec![
+            Change::Started,
+            Change::Stopped,
+            Change::Gained,
+            Change::TookOver { cause: "nobody led".into(), channels },
+            Change::Died { holder: 9, incarnation: 10 },
+            Change::Notice { text: "in words".to_owned() },
+            Change::Torn { bytes: 11 },
+        ];
+        let reasons = [
+            CloseReason::Expired,
+            CloseReason::Suspended,
+            CloseReason::Lost,
+            CloseReason::HandedOver,
+            CloseReason::Released,
+            CloseReason::Outranked,
+        ];
+        changes.extend(reasons.map(|reason| Change::Lost { reason: reason_name(reason).into() }));
+        let states = [
+            ConnectionState::Starting,
+            ConnectionState::Connected,
+            ConnectionState::Suspended,
+            ConnectionState::Lost,
+            ConnectionState::Reconnected,
+        ];
+        changes.extend(states.map(|state| Change::Connection { state: state_name(state).into() }));
+        let entry = |(number, change)| {
+            let (time, group, node, epoch) = (UnixNs(12), GroupId(13), NodeId(14), Epoch::new(15, 16));
+            Entry::of(&Draft { time, group, node, epoch, change }, number)
+        };
+        let entries: Vec<Entry> = (1..).zip(changes).map(entry).collect();
+        let fixture = include_str!("../../../../tests/data/formats/audit.jsonl");
+        let read: Vec<Entry> = fixture.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(read, entries);
+    }
+}
